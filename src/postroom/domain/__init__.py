@@ -1,0 +1,1 @@
+"""Values and state machines. Pure: nothing here reads a clock, makes an id or awaits."""

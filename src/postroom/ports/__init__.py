@@ -1,0 +1,1 @@
+"""What the flow needs from outside, as Protocols. Adapters implement them; `app` joins both."""
