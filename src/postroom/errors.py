@@ -6,6 +6,7 @@
     ├── UsageError                 the call or the configuration is wrong; nothing was tried
     │   ├── ConfigError            a setting, file or flag cannot be used
     │   ├── UnknownModel           no such provider or model
+    │   ├── DuplicateTool          two tools of one name
     │   ├── MissingKey             the provider's key is not in the environment
     │   └── NoModel                nothing names a model
     ├── InputError                 a message or id was refused; nothing was queued
@@ -25,9 +26,12 @@
     │   ├── CommitUncertain        the commit's answer was lost; send the same id again
     │   ├── SchemaMismatch         the database is newer than this program, or not ours
     │   ├── Corrupt                the database file is damaged
+    │   ├── ArtifactMissing        the artifact store holds no such bytes
+    │   ├── ArtifactCorrupt        an artifact's bytes no longer match its hash
     │   └── StaleClaim             the claim was taken over; its holder may write nothing
     ├── ModelError                 the model's server refused, failed or answered nonsense
     ├── ToolFailure                a tool could not do what it was asked
+    │   └── UnknownTool            no tool has that name
     ├── RunTimeout                 ``run(timeout=)`` ran out; carries the partial result
     └── Disconnected               the runtime or the connection is gone
 
@@ -67,6 +71,10 @@ class ConfigError(UsageError):
 
 class UnknownModel(UsageError):
     code = "unknown_model"
+
+
+class DuplicateTool(UsageError):
+    code = "duplicate_tool"
 
 
 class MissingKey(UsageError):
@@ -151,6 +159,14 @@ class Corrupt(StoreError):
     code = "corrupt"
 
 
+class ArtifactMissing(StoreError):
+    code = "artifact_missing"
+
+
+class ArtifactCorrupt(StoreError):
+    code = "artifact_corrupt"
+
+
 class StaleClaim(StoreError):
     code = "stale_claim"
 
@@ -209,6 +225,10 @@ class ToolFailure(PostroomError):
     """Raised by a tool to answer the model with an error it can act on."""
 
     code = "tool"
+
+
+class UnknownTool(ToolFailure):
+    code = "unknown_tool"
 
 
 class RunTimeout(PostroomError):

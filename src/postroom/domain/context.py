@@ -67,11 +67,16 @@ class Context:
         self._open: dict[str, None] = {}
 
     def add(self, event: Event) -> None:
-        """Takes the next event of the log. Events that are no history change nothing."""
-        self.seq = event.seq
-        if event.type not in HISTORY_TYPES:
+        """Takes the next event of the log. Events that are no history change nothing.
+
+        ``seq`` is that of the last history event taken.
+        """
+        if event.type not in HISTORY_TYPES or event.seq <= self.seq:
             return
         data = event.data
+        if isinstance(data, ToolResult) and data.late:
+            return
+        self.seq = event.seq
         if isinstance(data, UserMessage):
             self._close(event.seq)
             self.messages.append(ContextMessage("user", _as_seen(data.message), event.seq))

@@ -72,11 +72,15 @@ class InboxRejected(Data, frozen=True):
 
 
 class InboxCancelled(Data, frozen=True):
-    """``cause`` is a cancel's cause, or ``removed`` for one message taken out by hand."""
+    """``cause`` is a cancel's cause, or ``removed`` for one message taken out by hand.
+
+    ``ref`` names the one removal that did it (None for a cancel).
+    """
 
     TYPE = "inbox/cancelled"
     message_id: MessageId
     cause: CancelCause | Literal["removed"]
+    ref: str | None = None
 
 
 class InboxReplaced(Data, frozen=True):
@@ -210,12 +214,18 @@ class ToolCallStarted(Data, frozen=True):
 
 
 class ToolResult(Data, frozen=True):
+    """``late``: it came after its call was closed; it is recorded and shown to no model."""
+
     TYPE = "tool/result"
     turn: int
     step: int
     call_id: CallId
     content: tuple[Block, ...]
     outcome: Outcome
+
+    @property
+    def late(self) -> bool:
+        return self.outcome == "late"
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -388,4 +398,3 @@ class _Envelope(msgspec.Struct, rename="camel"):
 
 
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
-

@@ -60,11 +60,16 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenTurn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``step`` 0: before the first. ``truncated``: a reply of this turn hit the token limit."""
+    """``step`` 0: before the first. ``replied`` and ``retries`` are of the open step.
+
+    ``truncated``: a reply of this turn hit the token limit.
+    """
 
     number: int
     step: int = 0
     step_open: bool = False
+    replied: bool = False
+    retries: int = 0
     recovery: bool = False
     cancel: CancelCause | None = None
     truncated: bool = False
@@ -110,6 +115,7 @@ class Remove(msgspec.Struct, frozen=True):
 
     message_id: MessageId
     driven: bool
+    ref: str | None = None
 
 
 class Replace(msgspec.Struct, frozen=True):
@@ -200,9 +206,9 @@ def decide(state: AgentState, command: Command) -> tuple[EventData, ...]:
             if wakes and state.status == "idle":
                 return queued, AgentRunning()
             return (queued,)
-        case Remove(message_id, driven):
+        case Remove(message_id, driven, ref):
             facts = _Facts(state)
-            facts.add(InboxCancelled(message_id, "removed"))
+            facts.add(InboxCancelled(message_id, "removed", ref))
             if not driven:
                 facts.settle()
             return facts.done()
@@ -238,7 +244,7 @@ def evolve(state: AgentState, event: EventData) -> AgentState:
             return change(state, inbox=state.inbox.add(Pending(message, wakes), target))
         case UserMessage(_, _, message):
             return change(state, inbox=state.inbox.without(message.id))
-        case InboxCancelled(message_id, _) | InboxRejected(message_id, _):
+        case InboxCancelled(message_id) | InboxRejected(message_id):
             return change(state, inbox=state.inbox.without(message_id))
         case InboxReplaced(message_id, message):
             return change(state, inbox=state.inbox.replace(message_id, message))
@@ -258,12 +264,13 @@ def evolve(state: AgentState, event: EventData) -> AgentState:
                 return change(state, owed=False, attempts=0)
             return change(state, turn=change(state.turn, cancel=state.turn.cancel or cause))
         case StepStart(_, step):
-            turn = change(_turn(state), step=step, step_open=True)
+            turn = change(_turn(state), step=step, step_open=True, replied=False, retries=0)
             return change(state, turn=turn, requests=state.requests + 1)
         case StepEnd():
             return change(state, turn=change(_turn(state), step_open=False))
-        case ModelRetry():
-            return change(state, requests=state.requests + 1)
+        case ModelRetry(attempt=attempt):
+            turn = change(_turn(state), retries=attempt)
+            return change(state, turn=turn, requests=state.requests + 1)
         case AssistantReply(message=message, finish=finish):
             calls = tuple(
                 OpenCall(CallId(b.call_id), b.name, b.arguments)
@@ -272,13 +279,16 @@ def evolve(state: AgentState, event: EventData) -> AgentState:
             )
             turn = _turn(state)
             truncated = turn.truncated or finish == "length"
-            return change(state, turn=change(turn, calls=calls, truncated=truncated))
+            turn = change(turn, calls=calls, replied=True, truncated=truncated)
+            return change(state, turn=turn)
         case ToolCallStarted(call_id=call_id):
             turn = _turn(state)
             calls = tuple(
                 change(c, started=True) if c.call_id == call_id else c for c in turn.calls
             )
             return change(state, turn=change(turn, calls=calls))
+        case ToolResult(outcome="late"):
+            return state
         case ToolResult(call_id=call_id):
             turn = _turn(state)
             calls = tuple(c for c in turn.calls if c.call_id != call_id)
@@ -462,5 +472,3 @@ def interrupted(reply: AssistantReply) -> AssistantReply | None:
         return None
     message = AssistantMessage(reply.message.id, content)
     return msgspec.structs.replace(reply, message=message, interrupted=True)
-
-

@@ -1,0 +1,1 @@
+"""Language models: one file per way of reaching them, and the catalog that opens them."""

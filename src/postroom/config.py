@@ -1,0 +1,46 @@
+"""Settings: their defaults, their units, and where they come from.
+
+Every limit is one line here with the unit in its name. Values come from the command line, then
+the environment, then the core, then these defaults.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of everything that could grow or wait."""
+
+    pending_messages_max: int = 1000
+    content_bytes_max: int = 16 * 1024 * 1024
+    frame_bytes_max: int = 32 * 1024 * 1024
+    turn_steps_max: int = 200
+    tools_at_once_max: int = 8
+    tool_timeout_ms: int = 600_000
+    tool_text_bytes_max: int = 32 * 1024
+    tool_grace_ms: int = 5_000
+    model_retries_max: int = 5
+    model_retry_first_ms: int = 500
+    model_retry_longest_ms: int = 30_000
+    model_retry_after_longest_ms: int = 300_000
+    model_idle_stream_ms: int = 120_000
+    lease_sqlite_ms: int = 90_000
+    lease_postgres_ms: int = 30_000
+    lock_wait_ms: int = 30_000
+    recovery_attempts_max: int = 3
+    drain_ms: int = 20_000
+    context_cache_bytes_max: int = 64 * 1024 * 1024
+
+
+def data_dir() -> Path:
+    """The platform's user data directory of Postroom."""
+    from platformdirs import user_data_path
+
+    return user_data_path("postroom", appauthor=False)
+
+
+def default_database() -> str:
+    return str(data_dir() / "postroom.db")

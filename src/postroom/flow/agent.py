@@ -1,0 +1,260 @@
+"""The agent of a session, as every consumer programs against it.
+
+There is no per-message completion handle: awaiting `followup`, `steer` or `inject` proves that
+the message is durably queued, and nothing else. Who wants a result owns an interval: `run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Literal, TypeAlias
+
+from postroom import mint
+from postroom.domain.event import AgentIdle, CancelCause, Event
+from postroom.domain.ids import MessageId, SessionId
+from postroom.domain.message import Message, Source, parse_content
+from postroom.domain.run import RunResult, ends, fold_run, interval
+from postroom.domain.turn import Status
+from postroom.config import Limits
+from postroom.errors import RunTimeout, StoreClosed
+from postroom.flow.feed import Feed
+from postroom.ports.store import Store
+from postroom.scripts import inbox as scripts
+from postroom.scripts.inbox import Operation, Receipt, RunMode
+from postroom.scripts.log import (
+    PendingInfo,
+    agent_status,
+    find_receipt,
+    list_pending,
+    read_events,
+)
+
+Until: TypeAlias = Literal["idle", "quiescent"]
+
+_PAGE = 1000
+
+
+class Agent:
+    """One session's agent. Cheap: it holds nothing but the session's id."""
+
+    def __init__(
+        self,
+        store: Store,
+        session_id: SessionId,
+        limits: Limits,
+        *,
+        closing: asyncio.Future[None],
+        source: Source | None = None,
+        run_lock: Callable[[SessionId], asyncio.Lock] | None = None,
+    ) -> None:
+        self.session_id = session_id
+        self._store = store
+        self._limits = limits
+        self._closing = closing
+        self._source = source or Source()
+        self._run_lock = run_lock or (lambda _: asyncio.Lock())
+
+    # ---- input ----
+
+    async def followup(self, content: object, *, message_id: MessageId | None = None) -> None:
+        """Queues a message for a turn of its own; returns once it is committed.
+
+        Raises:
+            InvalidContent, MessageConflict, QueueFull: refused, nothing was queued.
+            NotCommitted: not written, nothing was queued.
+            CommitUncertain: send the same ``message_id`` again; that settles it.
+        """
+        await self.queue(content, "followup", message_id=message_id)
+
+    async def steer(self, content: object, *, message_id: MessageId | None = None) -> None:
+        """Queues a message for the next step; it wakes an idle agent. Raises as `followup`."""
+        await self.queue(content, "steer", message_id=message_id)
+
+    async def inject(self, content: object, *, message_id: MessageId | None = None) -> None:
+        """Adds to the next step that runs, and wakes nobody. Raises as `followup`."""
+        await self.queue(content, "inject", message_id=message_id)
+
+    async def queue(
+        self,
+        content: object,
+        operation: Operation = "followup",
+        *,
+        message_id: MessageId | None = None,
+        run: RunMode | None = None,
+        source: Source | None = None,
+    ) -> Receipt:
+        """The receipt behind the three: what a protocol or a channel acknowledges with."""
+        blocks = parse_content(content, bytes_max=self._limits.content_bytes_max)
+        message = Message(message_id or mint.message_id(), blocks, source or self._source)
+        return await self._store.write(
+            scripts.queue_message,
+            self.session_id,
+            message,
+            operation,
+            pending_max=self._limits.pending_messages_max,
+            run=run,
+        )
+
+    async def inbox(self) -> list[PendingInfo]:
+        """What is pending, in the order it will be claimed within each list."""
+        return await self._store.read(list_pending, self.session_id)
+
+    async def remove(self, message_id: MessageId) -> bool:
+        """Takes a pending message out; False if it is unknown, foreign, or already ended."""
+        return await self._store.write(
+            scripts.remove_message, self.session_id, message_id, mint.claim_token()
+        )
+
+    async def replace(self, message_id: MessageId, content: object) -> MessageId | None:
+        """Puts new content in a pending message's place, under a new id; None as `remove`."""
+        blocks = parse_content(content, bytes_max=self._limits.content_bytes_max)
+        message = Message(mint.message_id(), blocks, self._source)
+        done = await self._store.write(
+            scripts.replace_message, self.session_id, message_id, message
+        )
+        return message.id if done else None
+
+    # ---- the life cycle ----
+
+    async def cancel(self, cause: CancelCause = "user", *, keep_inbox: bool = False) -> None:
+        """Records a cancel: the open turn ends, and what is pending goes unless kept."""
+        await self._store.write(scripts.cancel, self.session_id, cause, keep_inbox=keep_inbox)
+
+    async def status(self) -> Status:
+        status, _ = await self._store.read(agent_status, self.session_id)
+        return status
+
+    async def when_idle(self) -> None:
+        """Returns when the agent is idle: at once if it is, and when the runtime closes."""
+        idle = asyncio.Event()
+
+        def take(events: Sequence[Event]) -> None:
+            if any(e.type == AgentIdle.TYPE for e in events):
+                idle.set()
+
+        subscription = self._store.subscribe(self.session_id, take)
+        try:
+            if await self.status() == "idle":
+                return
+            await self._or_closing(idle.wait())
+        except StoreClosed:
+            return
+        finally:
+            subscription.close()
+
+    def events(self, after: int = 0) -> AsyncIterator[Event]:
+        """Committed events from a seq on, first from the log, then live, without a gap."""
+        return aiter(Feed(self._store, self.session_id, after))
+
+    # ---- an owned interval ----
+
+    async def run(
+        self,
+        content: object,
+        *,
+        message_id: MessageId | None = None,
+        timeout_ms: int | None = None,
+        until: Until = "idle",
+        mode: RunMode = "exclusive",
+        cancel_on_timeout: bool = False,
+    ) -> RunResult:
+        """Queues a message and owns the interval from its receipt to the next idle.
+
+        Overlapping calls of one runtime on one session wait for each other.
+
+        Raises:
+            RunTimeout: the time is over; the agent goes on, unless ``cancel_on_timeout``.
+            RunOverlap: another client owns the present interval; nothing was queued.
+        """
+        async with self._run_lock(self.session_id):
+            with Collector(self._store, self.session_id) as collector:
+                receipt = await self.queue(content, message_id=message_id, run=mode)
+                try:
+                    async with asyncio.timeout(
+                        timeout_ms / 1000 if timeout_ms is not None else None
+                    ):
+                        return await self.result(receipt, collector, until=until)
+                except TimeoutError:
+                    if cancel_on_timeout:
+                        await self.cancel()
+                    partial = await self.fold(receipt.message_id, until=until)
+                    raise RunTimeout(
+                        f"the run was not over after {timeout_ms} ms", partial=partial
+                    ) from None
+
+    async def result(
+        self, receipt: Receipt, collector: Collector, *, until: Until = "idle"
+    ) -> RunResult:
+        """Waits for the end of the interval that starts at the receipt, and folds it."""
+        quiescent = until == "quiescent"
+        await self._or_closing(collector.wait(receipt.seq, quiescent))
+        events = collector.since(receipt.seq, quiescent)
+        if events is None:
+            return await self.fold(receipt.message_id, until=until)
+        return fold_run(self.session_id, receipt.message_id, events, quiescent=quiescent)
+
+    async def fold(self, message_id: MessageId, *, until: Until = "idle") -> RunResult:
+        """The run that starts with this message, recomputed from the log as it stands now."""
+        quiescent = until == "quiescent"
+        seq = await self._store.read(find_receipt, self.session_id, message_id)
+        events: list[Event] = []
+        after = (seq or 1) - 1
+        while seq is not None:
+            page = await self._store.read(read_events, self.session_id, after, _PAGE)
+            events.extend(page)
+            if len(page) < _PAGE or any(ends(e, quiescent=quiescent) for e in page):
+                break
+            after = page[-1].seq
+        cut = interval(events, message_id, quiescent=quiescent)
+        return fold_run(self.session_id, message_id, cut, quiescent=quiescent)
+
+    async def _or_closing(self, waiting: object) -> None:
+        """Awaits, or raises when the runtime closes: no wait outlives it."""
+        task = asyncio.ensure_future(waiting)  # pyright: ignore
+        try:
+            await asyncio.wait({task, self._closing}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise StoreClosed("the runtime is closing")
+            await task
+        finally:
+            task.cancel()
+
+
+class Collector:
+    """Gathers a session's committed events from before the receipt on, to cut the interval."""
+
+    def __init__(self, store: Store, session_id: SessionId) -> None:
+        self._events: list[Event] = []
+        self._news = asyncio.Event()
+        self._subscription = store.subscribe(session_id, self._take)
+
+    def _take(self, events: Sequence[Event]) -> None:
+        self._events.extend(events)
+        if any(e.type == AgentIdle.TYPE for e in events):
+            self._news.set()
+
+    async def wait(self, seq: int, quiescent: bool) -> None:
+        """Returns once an event after ``seq`` ends the interval."""
+        while not any(e.seq > seq and ends(e, quiescent=quiescent) for e in self._events):
+            self._news.clear()
+            await self._news.wait()
+
+    def since(self, seq: int, quiescent: bool) -> list[Event] | None:
+        """The interval, if every event of it was seen; None if it must be read from the log."""
+        out: list[Event] = []
+        for event in self._events:
+            if event.seq < seq + len(out):
+                continue
+            if event.seq > seq + len(out):
+                return None
+            out.append(event)
+            if event.seq > seq and ends(event, quiescent=quiescent):
+                return out
+        return None
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._subscription.close()

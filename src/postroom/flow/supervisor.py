@@ -1,0 +1,173 @@
+"""Sees to it that every session with something to do is driven, here or elsewhere, by one.
+
+It hears of ready work from the store and starts a `Driver` for it; it looks again, bounded, for
+claims whose owners died without a word. At most one driver a session runs in a process, so a
+claim of this process that no driver here holds is known to be abandoned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from postroom.domain.ids import SessionId
+from postroom.errors import StoreClosed, StoreError
+from postroom.flow.turn import Driver, Parts
+from postroom.scripts.drive import Drive, drives_to_claim
+from postroom.scripts.session import DRIVE
+
+log = logging.getLogger("postroom.supervisor")
+
+_LOOK_LIMIT = 500
+_LOOK_EVERY_LONGEST_S = 15.0
+_AGAIN_S = (0.1, 1.0, 5.0, 30.0)
+
+
+class Supervisor:
+    """``only``: drive just this one session (the one-shot command); None: all that are ready."""
+
+    def __init__(self, parts: Parts, *, only: SessionId | None = None) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._only = only
+        self._drivers: dict[SessionId, tuple[asyncio.Task[None], Driver]] = {}
+        self._again: set[SessionId] = set()
+        self._failures: dict[SessionId, int] = {}
+        self._claiming = True
+        self._looking: asyncio.Task[None] | None = None
+        self._look_once_more = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._delayed: set[asyncio.TimerHandle] = set()
+        self._subscriptions = [
+            self._store.on_work(self._on_work),
+            self._store.on_lease_lost(self._on_lease_lost),
+        ]
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        """Looks for work now, and from now on whenever the store says there may be some."""
+        self._look()
+        self._tick()
+
+    def drive(self, session_id: SessionId, claimed: Drive | None = None) -> None:
+        """Starts a driver for a session unless one runs; it finds out whether there is work."""
+        if not self._claiming:
+            return
+        if session_id in self._drivers:
+            self._again.add(session_id)
+            return
+        driver = Driver(self._parts, session_id)
+        task = self._loop.create_task(driver.run(claimed), name=f"drive {session_id}")
+        self._drivers[session_id] = (task, driver)
+        task.add_done_callback(lambda done: self._ended(session_id, done))
+
+    def stop_claiming(self) -> None:
+        """From now on nothing new is claimed; what runs goes on."""
+        self._claiming = False
+
+    async def drain(self, budget_ms: int) -> None:
+        """Ends within the budget: no new claims; open turns finish, or are left open.
+
+        A turn left open is closed as interrupted by the session's next owner, who goes on with it.
+        """
+        self._claiming = False
+        for subscription in self._subscriptions:
+            subscription.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for handle in self._delayed:
+            handle.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
+        tasks = {task for task, _ in self._drivers.values()}
+        for _, driver in self._drivers.values():
+            driver.drain()
+        if tasks:
+            await asyncio.wait(tasks, timeout=budget_ms / 1000)
+        tasks = {task for task, _ in self._drivers.values()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # ---- hearing of work ----
+
+    def _on_work(self, kind: str, key: str) -> None:
+        if key == "*":
+            self._look()
+        elif kind == DRIVE and self._only in (None, key):
+            self.drive(SessionId(key))
+
+    def _on_lease_lost(self) -> None:
+        """What a lost lease leaves running is stopped, not finished."""
+        for task, _ in self._drivers.values():
+            task.cancel()
+
+    def _tick(self) -> None:
+        every = min(self._store.lease_ms / 6000, _LOOK_EVERY_LONGEST_S)
+        self._timer = self._loop.call_later(every, self._tick)
+        self._look()
+
+    def _look(self) -> None:
+        if not self._claiming:
+            return
+        if self._looking is not None and not self._looking.done():
+            self._look_once_more = True
+            return
+        self._looking = self._loop.create_task(self._look_now(), name="look for work")
+
+    async def _look_now(self) -> None:
+        while True:
+            self._look_once_more = False
+            try:
+                found = await self._store.read(drives_to_claim, self._store.node, _LOOK_LIMIT)
+            except StoreClosed:
+                return
+            except StoreError as error:
+                log.warning("looking for work failed: %s", error)
+                return
+            for session_id in found:
+                if self._only in (None, session_id):
+                    self.drive(session_id)
+            if len(found) < _LOOK_LIMIT and not self._look_once_more:
+                return
+            await asyncio.wait(
+                {t for t, _ in self._drivers.values()} or {self._loop.create_task(_nothing())},
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+
+    def _ended(self, session_id: SessionId, task: asyncio.Task[None]) -> None:
+        del self._drivers[session_id]
+        if task.cancelled():
+            if self._claiming and session_id in self._again:
+                self._again.discard(session_id)
+                self.drive(session_id)
+            return
+        error = task.exception()
+        if error is None:
+            self._failures.pop(session_id, None)
+            if session_id in self._again:
+                self._again.discard(session_id)
+                self.drive(session_id)
+            return
+        if isinstance(error, StoreClosed):
+            return
+        failures = self._failures.get(session_id, 0)
+        self._failures[session_id] = failures + 1
+        wait = _AGAIN_S[min(failures, len(_AGAIN_S) - 1)]
+        log.error("driving %s failed; again in %g s", session_id, wait, exc_info=error)
+        if self._claiming:
+            self._later(wait, session_id)
+
+    def _later(self, wait_s: float, session_id: SessionId) -> None:
+        def fire() -> None:
+            self._delayed.discard(handle)
+            self.drive(session_id)
+
+        handle = self._loop.call_later(wait_s, fire)
+        self._delayed.add(handle)
+
+
+async def _nothing() -> None:
+    pass

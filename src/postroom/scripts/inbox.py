@@ -1,0 +1,158 @@
+"""Producers' scripts: queue, remove, replace, cancel. They are unfenced, under the session lock."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from postroom.domain.event import CancelCause, InboxCancelled, InboxReplaced
+from postroom.domain.ids import ClaimToken, MessageId, SessionId
+from postroom.domain.message import Message, content_hash
+from postroom.domain.turn import Cancel, Queue, Remove, Replace, decide
+from postroom.errors import MessageConflict, QueueFull, RunOverlap
+from postroom.ports.store import Tx
+from postroom.scripts.session import LockedSession, lock_session
+
+Operation: TypeAlias = Literal["followup", "steer", "inject"]
+RunMode: TypeAlias = Literal["exclusive", "share"]
+
+
+class Receipt(msgspec.Struct, frozen=True, rename="camel"):
+    """The message is committed to the inbox as event ``seq``. It says nothing of a result."""
+
+    message_id: MessageId
+    seq: int
+
+
+def queue_message(
+    tx: Tx,
+    session_id: SessionId,
+    message: Message,
+    operation: Operation,
+    *,
+    pending_max: int,
+    run: RunMode | None = None,
+) -> Receipt:
+    """Puts a message into the inbox; the same id again gives the same receipt.
+
+    Ids are kept for ever with a hash of their content, so a repeat is recognised however late.
+
+    Raises:
+        MessageConflict: the id was used for other content, or in another session.
+        QueueFull: the inbox is at its cap.
+        RunOverlap: ``run`` is exclusive and another run owns the interval.
+    """
+    session = lock_session(tx, session_id)
+    receipt = known_message(session, message)
+    if receipt is not None:
+        return receipt
+    pending = tx.execute("SELECT count(*) FROM inbox WHERE sid = :sid", {"sid": session.sid})[0][0]
+    if pending >= pending_max:
+        raise QueueFull(
+            f"{pending} messages are pending in {session_id}, the limit is {pending_max}",
+            hint="wait until some have run, or remove some: `postroom inbox list`",
+        )
+    if run is not None:
+        own_run(session, message.id, run)
+    wakes = operation != "inject"
+    target = "next_turn" if operation == "followup" else "next_step"
+    session.append(decide(session.state, Queue(message, target, wakes)))
+    session.save()
+    return Receipt(message.id, session.appended[0].seq)
+
+
+def known_message(session: LockedSession, message: Message) -> Receipt | None:
+    """The receipt given before for this id; None if the id is new."""
+    rows = session.tx.execute(
+        "SELECT sid, seq, hash FROM message WHERE id = :id", {"id": message.id}
+    )
+    if not rows:
+        return None
+    sid, seq, digest = rows[0]
+    if sid != session.sid or digest != content_hash(message.content):
+        raise MessageConflict(
+            f"{message.id} was already used for another message",
+            hint="mint a new id for each message; repeat an id only to retry the same one",
+        )
+    return Receipt(message.id, seq)
+
+
+def own_run(session: LockedSession, message_id: MessageId, run: RunMode) -> None:
+    """Marks the interval from this message to the next idle as owned."""
+    if run == "exclusive" and session.tx.execute(
+        "SELECT 1 FROM run WHERE sid = :sid", {"sid": session.sid}
+    ):
+        raise RunOverlap(
+            f"another run owns the present interval of {session.id}",
+            hint="wait until the agent is idle, or ask to share the interval",
+        )
+    session.tx.execute(
+        "INSERT INTO run (sid, message_id, exclusive) VALUES (:sid, :id, :exclusive)",
+        {"sid": session.sid, "id": message_id, "exclusive": int(run == "exclusive")},
+    )
+
+
+def remove_message(tx: Tx, session_id: SessionId, message_id: MessageId, ref: ClaimToken) -> bool:
+    """Takes a pending message out; False if it is unknown, foreign, or already ended.
+
+    ``ref`` is made by the caller for this one removal: running again with it answers True.
+    """
+    session = lock_session(tx, session_id)
+    session.load_inbox(whole=True)
+    if session.state.inbox.find(message_id) is None:
+        return any(
+            isinstance(e.data, InboxCancelled)
+            and e.data.message_id == message_id
+            and e.data.ref == ref
+            for e in session.events(_seq_of(session, message_id), InboxCancelled)
+        )
+    session.append(decide(session.state, Remove(message_id, _driven(session), ref)))
+    session.save()
+    return True
+
+
+def replace_message(tx: Tx, session_id: SessionId, message_id: MessageId, message: Message) -> bool:
+    """Puts another message in a pending one's place; False as in `remove_message`.
+
+    Running again finds the new id already in the place of the old.
+    """
+    session = lock_session(tx, session_id)
+    if known_message(session, message) is not None:
+        return any(
+            isinstance(e.data, InboxReplaced)
+            and e.data.message_id == message_id
+            and e.data.message.id == message.id
+            for e in session.events(_seq_of(session, message_id), InboxReplaced)
+        )
+    session.load_inbox(whole=True)
+    if session.state.inbox.find(message_id) is None:
+        return False
+    session.append(decide(session.state, Replace(message_id, message)))
+    session.save()
+    return True
+
+
+def _seq_of(session: LockedSession, message_id: MessageId) -> int:
+    rows = session.tx.execute(
+        "SELECT seq FROM message WHERE id = :id AND sid = :sid",
+        {"id": message_id, "sid": session.sid},
+    )
+    return rows[0][0] if rows else session.head
+
+
+def _driven(session: LockedSession) -> bool:
+    return session.drive().status == "claimed"
+
+
+def cancel(tx: Tx, session_id: SessionId, cause: CancelCause, *, keep_inbox: bool) -> int:
+    """Records a cancel; the seq of the log after it.
+
+    Empties what is pending (unless ``keep_inbox``) and marks the open turn, if there is one.
+    Running again finds nothing left to do.
+    """
+    session = lock_session(tx, session_id)
+    session.load_inbox(whole=True)
+    session.append(decide(session.state, Cancel(cause, keep_inbox, _driven(session))))
+    session.save()
+    return session.head

@@ -1,0 +1,371 @@
+"""The locked session: what every script that decides something about a session starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
+
+from postroom.domain.context import HISTORY_TYPES
+from postroom.domain.event import (
+    AgentIdle,
+    AgentRunning,
+    Event,
+    EventData,
+    HistoryCompacted,
+    InboxCancelled,
+    InboxQueued,
+    InboxRejected,
+    InboxReplaced,
+    SessionCreated,
+    ToolResult,
+    UserMessage,
+    encode_data,
+)
+from postroom.domain.ids import ClaimToken, CoreId, MessageId, NodeId, SessionId
+from postroom.domain.inbox import EMPTY, Inbox, Pending
+from postroom.domain.message import Message, content_hash
+from postroom.domain.turn import AgentState, evolve
+from postroom.domain.work import Fence, Work, WorkStatus, holds
+from postroom.errors import SessionExists, StaleClaim, UnknownSession
+from postroom.ports.store import Row, SqlValue, Tx
+
+DRIVE = "session.drive"
+LANES = {"next_step": 0, "next_turn": 1}
+
+_replace = msgspec.structs.replace
+_encode = msgspec.json.Encoder().encode
+_decode_state = msgspec.json.Decoder(AgentState).decode
+_decode_message = msgspec.json.Decoder(Message).decode
+
+
+class LockedSession:
+    """One session under its lock. Facts are appended, then everything is written by `save`.
+
+    ``head`` is the seq of the last event, ``history`` that of the last one the model may see
+    (``before``: as it was when the lock was taken).
+    """
+
+    __slots__ = (
+        "_lanes",
+        "_now",
+        "_rows",
+        "appended",
+        "before",
+        "core_id",
+        "cwd",
+        "head",
+        "header_hash",
+        "history",
+        "id",
+        "owner",
+        "parent",
+        "sid",
+        "state",
+        "tx",
+    )
+
+    def __init__(self, tx: Tx, session_id: SessionId, row: Row) -> None:
+        self.tx = tx
+        self.id = session_id
+        self.sid: int = row[0]
+        self.core_id = CoreId(row[1])
+        self.owner: str = row[2]
+        self.cwd: str | None = row[3]
+        self.parent: SessionId | None = row[4]
+        self.head: int = row[5]
+        self.state: AgentState = _decode_state(row[6])
+        self.header_hash: str | None = row[7]
+        self.history: int = row[8]
+        self.before = self.history
+        self.appended: list[Event] = []
+        self._rows: list[dict[str, SqlValue]] = []
+        self._now = tx.now()
+        self._lanes: dict[MessageId, tuple[int, int]] = {}
+
+    # ---- reading what a decision needs ----
+
+    def load_inbox(self, *, whole: bool = False) -> None:
+        """Joins the pending messages to the state: all of next-step, and of next-turn all or two.
+
+        Two are enough for every decision of a boundary: the one it claims, and whether another
+        is left.
+        """
+        limit = "" if whole else " LIMIT 2"
+        rows = self.tx.execute(
+            "SELECT lane, pos, wakes, message FROM inbox WHERE sid = :sid AND lane = 0"
+            " UNION ALL SELECT lane, pos, wakes, message FROM ("
+            " SELECT lane, pos, wakes, message FROM inbox WHERE sid = :sid AND lane = 1"
+            f" ORDER BY pos{limit}) AS heads ORDER BY lane, pos",
+            {"sid": self.sid},
+        )
+        if not rows:
+            return
+        lanes: tuple[list[Pending], list[Pending]] = ([], [])
+        for lane, pos, wakes, raw in rows:
+            message = _decode_message(raw)
+            self._lanes[message.id] = (lane, pos)
+            lanes[lane].append(Pending(message, bool(wakes)))
+        self.state = _replace(self.state, inbox=Inbox(tuple(lanes[0]), tuple(lanes[1])))
+
+    def drive(self) -> Work:
+        """The session's drive as it stands."""
+        return read_work(self.tx, DRIVE, self.id)
+
+    def events(self, after: int, *types: type[EventData]) -> list[Event]:
+        """The log after a seq, for an answer to a script that runs again."""
+        names = "".join(f", '{t.TYPE}'" for t in types)[2:]
+        where = f" AND type IN ({names})" if names else ""
+        rows = self.tx.execute(
+            f"SELECT seq, type, at, data FROM event WHERE sid = :sid AND seq > :after{where}"
+            " ORDER BY seq",
+            {"sid": self.sid, "after": after},
+        )
+        return [Event(self.id, r[0], r[1], r[2], r[3]) for r in rows]
+
+    # ---- writing ----
+
+    def append(self, events: Iterable[EventData]) -> None:
+        for data in events:
+            self.head += 1
+            type_ = data.TYPE
+            raw = encode_data(data)
+            self._rows.append(
+                {"sid": self.sid, "seq": self.head, "type": type_, "at": self._now, "data": raw}
+            )
+            if type_ in HISTORY_TYPES and not (isinstance(data, ToolResult) and data.late):
+                self.history = self.head
+            self.state = evolve(self.state, data)
+            self._project(data)
+            event = Event(self.id, self.head, type_, self._now, raw, data)
+            self.appended.append(event)
+            self.tx.publish(event)
+
+    def _project(self, data: EventData) -> None:
+        tx = self.tx
+        if isinstance(data, UserMessage):
+            self._take(data.message.id)
+        elif isinstance(data, InboxQueued):
+            lane = LANES[data.target]
+            self._lanes[data.message.id] = (lane, self.head)
+            self._put(data.message, lane, self.head, data.wakes)
+        elif isinstance(data, AgentRunning):
+            ready_work(tx, DRIVE, self.id)
+        elif isinstance(data, AgentIdle):
+            release_work(tx, DRIVE, self.id)
+            tx.execute("DELETE FROM run WHERE sid = :sid", {"sid": self.sid})
+        elif isinstance(data, InboxCancelled | InboxRejected):
+            self._take(data.message_id)
+        elif isinstance(data, InboxReplaced):
+            lane, pos = self._lanes[data.message_id]
+            pending = self.state.inbox.find(data.message.id)
+            assert pending is not None
+            self._take(data.message_id)
+            self._lanes[data.message.id] = (lane, pos)
+            self._put(data.message, lane, pos, pending.wakes)
+        elif isinstance(data, HistoryCompacted):
+            tx.execute(
+                "UPDATE session SET context_from = :seq WHERE sid = :sid AND :first <= context_from",
+                {"seq": data.to_seq + 1, "first": data.from_seq, "sid": self.sid},
+            )
+
+    def _put(self, message: Message, lane: int, pos: int, wakes: bool) -> None:
+        self.tx.execute(
+            "INSERT INTO message (id, sid, seq, hash) VALUES (:id, :sid, :seq, :hash)",
+            {
+                "id": message.id,
+                "sid": self.sid,
+                "seq": self.head,
+                "hash": content_hash(message.content),
+            },
+        )
+        self.tx.execute(
+            "INSERT INTO inbox (sid, lane, pos, id, wakes, message)"
+            " VALUES (:sid, :lane, :pos, :id, :wakes, :message)",
+            {
+                "sid": self.sid,
+                "lane": lane,
+                "pos": pos,
+                "id": message.id,
+                "wakes": int(wakes),
+                "message": _encode(message).decode(),
+            },
+        )
+
+    def _take(self, message_id: MessageId) -> None:
+        lane, pos = self._lanes[message_id]
+        self.tx.execute(
+            "DELETE FROM inbox WHERE sid = :sid AND lane = :lane AND pos = :pos",
+            {"sid": self.sid, "lane": lane, "pos": pos},
+        )
+
+    def save(self) -> None:
+        """Writes the appended events and the session row, once, at the end of the script."""
+        if not self._rows:
+            return
+        self.tx.execute_many(
+            "INSERT INTO event (sid, seq, type, at, data) VALUES (:sid, :seq, :type, :at, :data)",
+            self._rows,
+        )
+        state = self.state
+        if state.inbox is not EMPTY:
+            state = _replace(state, inbox=EMPTY)
+        self.tx.execute(
+            "UPDATE session SET head = :head, status = :status, state = :state,"
+            " header_hash = :header, history = :history, updated_at = :now WHERE sid = :sid",
+            {
+                "head": self.head,
+                "status": state.status,
+                "state": _encode(state).decode(),
+                "header": self.header_hash,
+                "history": self.history,
+                "now": self._now,
+                "sid": self.sid,
+            },
+        )
+        self._rows = []
+
+
+_COLUMNS = "sid, core_id, owner, cwd, parent, head, state, header_hash, history"
+
+
+def lock_session(tx: Tx, session_id: SessionId, fence: Fence | None = None) -> LockedSession:
+    """The session, locked until the end of the transaction. Every script's first statement.
+
+    ``fence`` is the driver's: with it the script goes no further unless the claim still stands.
+
+    Raises:
+        UnknownSession: there is no such session.
+        StaleClaim: the drive was taken over, released, or given back since.
+    """
+    rows = tx.execute(
+        f"SELECT {_COLUMNS} FROM session WHERE id = :id{tx.for_update}", {"id": session_id}
+    )
+    if not rows:
+        raise UnknownSession(
+            f"there is no session {session_id}", hint="`postroom session list` shows them"
+        )
+    session = LockedSession(tx, session_id, rows[0])
+    if fence is not None:
+        check_fence(session, fence)
+    return session
+
+
+def check_fence(session: LockedSession, fence: Fence) -> None:
+    if not holds(session.drive(), fence):
+        raise StaleClaim(f"the drive of {session.id} is no longer held here")
+
+
+def create_session(
+    tx: Tx,
+    session_id: SessionId,
+    *,
+    core_id: CoreId,
+    owner: str,
+    cwd: str | None = None,
+    parent: SessionId | None = None,
+    exclusive: bool = False,
+) -> bool:
+    """Makes a session unless it exists; whether it was made.
+
+    Running again finds it made. With ``exclusive`` an existing one is `SessionExists`.
+    """
+    known = tx.execute("SELECT 1 FROM session WHERE id = :id", {"id": session_id})
+    if known:
+        if exclusive:
+            raise SessionExists(f"session {session_id} exists already")
+        return False
+    session = insert_session(
+        tx,
+        session_id,
+        SessionCreated(core_id=core_id, owner=owner, cwd=cwd, parent=parent),
+    )
+    if session is None:  # another transaction made it in the meantime
+        return False
+    session.save()
+    return True
+
+
+def insert_session(tx: Tx, session_id: SessionId, created: SessionCreated) -> LockedSession | None:
+    """A new session with its first event appended, not yet saved; None if the id is taken."""
+    rows = tx.execute(
+        "INSERT INTO session (id, core_id, owner, cwd, parent, status, head, state,"
+        " created_at, updated_at) VALUES (:id, :core, :owner, :cwd, :parent, 'idle', 0, '{}',"
+        f" :now, :now) ON CONFLICT (id) DO NOTHING RETURNING {_COLUMNS}",
+        {
+            "id": session_id,
+            "core": created.core_id,
+            "owner": created.owner,
+            "cwd": created.cwd,
+            "parent": created.parent,
+            "now": tx.now(),
+        },
+    )
+    if not rows:
+        return None
+    session = LockedSession(tx, session_id, rows[0])
+    session.append((created,))
+    return session
+
+
+# ---- work items, as rows ----
+
+
+def read_work(tx: Tx, kind: str, key: str) -> Work:
+    rows = tx.execute(
+        "SELECT status, epoch, token, owner FROM work WHERE kind = :kind AND key = :key",
+        {"kind": kind, "key": key},
+    )
+    if not rows:
+        return Work()
+    status, epoch, token, owner = rows[0]
+    return Work(
+        cast("WorkStatus", status),
+        epoch,
+        ClaimToken(token) if token is not None else None,
+        NodeId(owner) if owner is not None else None,
+    )
+
+
+def write_work(tx: Tx, kind: str, key: str, work: Work) -> None:
+    tx.execute(
+        "UPDATE work SET status = :status, epoch = :epoch, token = :token, owner = :owner"
+        " WHERE kind = :kind AND key = :key",
+        {
+            "status": work.status,
+            "epoch": work.epoch,
+            "token": work.token,
+            "owner": work.owner,
+            "kind": kind,
+            "key": key,
+        },
+    )
+
+
+def ready_work(tx: Tx, kind: str, key: str) -> None:
+    """`domain.work.ready`, as one statement."""
+    tx.execute(
+        "INSERT INTO work (kind, key, status, epoch) VALUES (:kind, :key, 'ready', 0)"
+        " ON CONFLICT (kind, key) DO UPDATE SET status = 'ready', token = NULL, owner = NULL"
+        " WHERE work.status <> 'claimed'",
+        {"kind": kind, "key": key},
+    )
+    tx.wake(kind, key)
+
+
+def release_work(tx: Tx, kind: str, key: str) -> None:
+    """`domain.work.release`, as one statement: the epoch stays."""
+    tx.execute(
+        "UPDATE work SET status = 'none', token = NULL, owner = NULL"
+        " WHERE kind = :kind AND key = :key",
+        {"kind": kind, "key": key},
+    )
+
+
+def lapsed(tx: Tx, owner: NodeId | None) -> bool:
+    """Whether a claim's owner is no longer believed alive."""
+    rows = tx.execute(
+        "SELECT 1 FROM node WHERE id = :id AND expires_at > :now", {"id": owner, "now": tx.now()}
+    )
+    return not rows

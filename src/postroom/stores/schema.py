@@ -1,0 +1,88 @@
+"""The tables, as forward migrations.
+
+Each migration is a list of statements run in one transaction; version *n* is the n-th. A released
+migration is never edited. Two words differ between engines and are filled in by them:
+``{identity}`` (a growing integer primary key) and ``{without_rowid}``.
+
+The session row holds the fold of its log (``state``), so that a decision reads one row and not
+the log. ``event`` is a rowid table with a unique index: measured at twice the rate of a clustered
+one. The partial index over history events lets a session open by its active context, however
+long its log is.
+"""
+
+from __future__ import annotations
+
+MIGRATIONS: list[list[str]] = [
+    [
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+        """CREATE TABLE session (
+            sid {identity},
+            id TEXT NOT NULL UNIQUE,
+            core_id TEXT NOT NULL,
+            owner TEXT NOT NULL,
+            cwd TEXT,
+            parent TEXT,
+            title TEXT,
+            status TEXT NOT NULL,
+            head BIGINT NOT NULL,
+            state TEXT NOT NULL,
+            header_hash TEXT,
+            history BIGINT NOT NULL DEFAULT 0,
+            context_from BIGINT NOT NULL DEFAULT 1,
+            created_at BIGINT NOT NULL,
+            updated_at BIGINT NOT NULL
+        )""",
+        """CREATE TABLE event (
+            id {identity},
+            sid BIGINT NOT NULL,
+            seq BIGINT NOT NULL,
+            type TEXT NOT NULL,
+            at BIGINT NOT NULL,
+            data TEXT NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX event_seq ON event (sid, seq)",
+        """CREATE INDEX event_history ON event (sid, seq) WHERE type IN
+            ('user/message', 'assistant/message', 'tool/result', 'history/compacted')""",
+        """CREATE TABLE message (
+            id TEXT PRIMARY KEY,
+            sid BIGINT NOT NULL,
+            seq BIGINT NOT NULL,
+            hash TEXT NOT NULL
+        ) {without_rowid}""",
+        """CREATE TABLE inbox (
+            sid BIGINT NOT NULL,
+            lane SMALLINT NOT NULL,
+            pos BIGINT NOT NULL,
+            id TEXT NOT NULL,
+            wakes SMALLINT NOT NULL,
+            message TEXT NOT NULL,
+            PRIMARY KEY (sid, lane, pos)
+        ) {without_rowid}""",
+        """CREATE TABLE run (
+            sid BIGINT NOT NULL,
+            message_id TEXT NOT NULL,
+            exclusive SMALLINT NOT NULL,
+            PRIMARY KEY (sid, message_id)
+        ) {without_rowid}""",
+        """CREATE TABLE work (
+            kind TEXT NOT NULL,
+            key TEXT NOT NULL,
+            status TEXT NOT NULL,
+            epoch BIGINT NOT NULL,
+            token TEXT,
+            owner TEXT,
+            PRIMARY KEY (kind, key)
+        ) {without_rowid}""",
+        "CREATE INDEX work_open ON work (kind, status, key) WHERE status <> 'none'",
+        """CREATE TABLE node (
+            id TEXT PRIMARY KEY,
+            token TEXT NOT NULL,
+            expires_at BIGINT NOT NULL,
+            started_at BIGINT NOT NULL,
+            about TEXT NOT NULL
+        ) {without_rowid}""",
+        "INSERT INTO meta (key, value) VALUES ('scrub', '0')",
+    ],
+]
+
+VERSION = len(MIGRATIONS)
