@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 
 from postroom import mint
 from postroom.config import Limits, data_dir, default_database
-from postroom.domain.ids import CoreId, SessionId, session_id as checked_session_id
+from postroom.domain.ids import ClaimToken, CoreId, SessionId
+from postroom.domain.ids import session_id as checked_session_id
 from postroom.domain.message import Source
+from postroom.errors import PostroomError
 from postroom.flow.agent import Agent
 from postroom.flow.context import Contexts
 from postroom.flow.core import Core, CoreSource
@@ -26,6 +28,7 @@ from postroom.flow.turn import Parts
 from postroom.ports.artifact import ArtifactStore
 from postroom.ports.clock import Clock, SystemClock
 from postroom.ports.store import Store
+from postroom.scripts.drive import Drive, Offer
 from postroom.scripts.session import create_session
 
 OPERATOR = "operator"
@@ -44,7 +47,9 @@ class Room:
         clock: Clock,
         limits: Limits,
         only: SessionId | None = None,
+        drives: bool = True,
     ) -> None:
+        self.drives = drives
         self.store = store
         self.artifacts = artifacts
         self.cores = cores
@@ -66,8 +71,15 @@ class Room:
         )
         self.supervisor = Supervisor(parts, only=only)
 
-    def agent(self, session_id: SessionId, *, source: Source | None = None) -> Agent:
-        """The agent of a session that exists."""
+    def agent(
+        self,
+        session_id: SessionId,
+        *,
+        source: Source | None = None,
+        core_id: CoreId | None = None,
+    ) -> Agent:
+        """The agent of a session that exists. ``core_id`` None: not known here."""
+        drives = _Drives(self, session_id, core_id) if core_id is not None else None
         return Agent(
             self.store,
             session_id,
@@ -75,6 +87,7 @@ class Room:
             closing=self._closing,
             source=source,
             run_lock=self._run_lock,
+            drives=drives,
         )
 
     async def session(
@@ -91,8 +104,8 @@ class Room:
         ``core_id``, ``owner`` and ``cwd`` are those of a new session; an old one keeps its own.
         """
         name = mint.session_id() if session_id is None else checked_session_id(session_id)
-        await self.store.write(create_session, name, core_id=core_id, owner=owner, cwd=cwd)
-        return self.agent(name, source=source)
+        opened = await self.store.write(create_session, name, core_id=core_id, owner=owner, cwd=cwd)
+        return self.agent(name, source=source, core_id=opened.core_id)
 
     def _run_lock(self, session_id: SessionId) -> asyncio.Lock:
         lock = self._run_locks.get(session_id)
@@ -107,6 +120,29 @@ class Room:
         await self.supervisor.drain(self.limits.drain_ms if drain_ms is None else drain_ms)
         self._closing.set_result(None)
         await self.store.aclose()
+
+
+class _Drives:
+    """Lets an agent of this room claim in the transaction of its receipt."""
+
+    __slots__ = ("_core_id", "_room", "_session_id")
+
+    def __init__(self, room: Room, session_id: SessionId, core_id: CoreId) -> None:
+        self._room = room
+        self._session_id = session_id
+        self._core_id = core_id
+
+    def offer(self) -> Offer | None:
+        if not self._room.drives:
+            return None
+        try:
+            core = self._room.cores(self._core_id)
+        except PostroomError:
+            return None  # the driver says what is wrong with it
+        return self._room.supervisor.offer(self._session_id, core)
+
+    def take(self, token: ClaimToken, drive: Drive | None) -> None:
+        self._room.supervisor.drive(self._session_id, drive, token=token)
 
 
 def one_core(core: Core) -> CoreSource:
@@ -155,7 +191,7 @@ async def open_room(
     only: SessionId | None = None,
     drive: bool = True,
     drain_ms: int | None = None,
-) -> AsyncIterator[Room]:
+) -> AsyncGenerator[Room]:
     """A running room; leaving the block drains and closes it.
 
     ``store`` wins over ``database``; with neither the default database is used. ``drive`` False:
@@ -170,12 +206,10 @@ async def open_room(
         from postroom.stores.artifacts import LocalArtifacts
 
         artifacts = LocalArtifacts(artifacts_beside(database))
-    room = Room(store, artifacts, cores, clock=clock, limits=limits, only=only)
+    room = Room(store, artifacts, cores, clock=clock, limits=limits, only=only, drives=drive)
     try:
         if drive:
             room.supervisor.start()
         yield room
     finally:
         await room.aclose(drain_ms=drain_ms)
-
-

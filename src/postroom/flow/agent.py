@@ -7,20 +7,21 @@ the message is durably queued, and nothing else. Who wants a result owns an inte
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
 from postroom import mint
 from postroom.domain.event import AgentIdle, CancelCause, Event
-from postroom.domain.ids import MessageId, SessionId
+from postroom.domain.ids import ClaimToken, MessageId, SessionId
 from postroom.domain.message import Message, Source, parse_content
 from postroom.domain.run import RunResult, ends, fold_run, interval
 from postroom.domain.turn import Status
 from postroom.config import Limits
-from postroom.errors import RunTimeout, StoreClosed
+from postroom.errors import CommitUncertain, RunTimeout, StoreClosed
 from postroom.flow.feed import Feed
 from postroom.ports.store import Store
 from postroom.scripts import inbox as scripts
+from postroom.scripts.drive import Drive, Offer, queue_and_claim
 from postroom.scripts.inbox import Operation, Receipt, RunMode
 from postroom.scripts.log import (
     PendingInfo,
@@ -35,6 +36,18 @@ Until: TypeAlias = Literal["idle", "quiescent"]
 _PAGE = 1000
 
 
+class Drives(Protocol):
+    """A process that can drive the session itself, asked at each message."""
+
+    def offer(self) -> Offer | None:
+        """A claim to make in the receipt's transaction; None if this process claims nothing."""
+        ...
+
+    def take(self, token: ClaimToken, drive: Drive | None) -> None:
+        """Goes on with the claim that was made; None: it is unknown whether it was."""
+        ...
+
+
 class Agent:
     """One session's agent. Cheap: it holds nothing but the session's id."""
 
@@ -47,13 +60,15 @@ class Agent:
         closing: asyncio.Future[None],
         source: Source | None = None,
         run_lock: Callable[[SessionId], asyncio.Lock] | None = None,
+        drives: Drives | None = None,
     ) -> None:
         self.session_id = session_id
         self._store = store
         self._limits = limits
         self._closing = closing
         self._source = source or Source()
-        self._run_lock = run_lock or (lambda _: asyncio.Lock())
+        self._run_lock = run_lock or _no_sharing
+        self._drives = drives
 
     # ---- input ----
 
@@ -87,14 +102,34 @@ class Agent:
         """The receipt behind the three: what a protocol or a channel acknowledges with."""
         blocks = parse_content(content, bytes_max=self._limits.content_bytes_max)
         message = Message(message_id or mint.message_id(), blocks, source or self._source)
-        return await self._store.write(
-            scripts.queue_message,
-            self.session_id,
-            message,
-            operation,
-            pending_max=self._limits.pending_messages_max,
-            run=run,
-        )
+        pending_max = self._limits.pending_messages_max
+        offer = self._drives.offer() if self._drives is not None else None
+        if self._drives is None or offer is None:
+            return await self._store.write(
+                scripts.queue_message,
+                self.session_id,
+                message,
+                operation,
+                pending_max=pending_max,
+                run=run,
+            )
+        try:
+            receipt, drive = await self._store.write(
+                queue_and_claim,
+                self.session_id,
+                message,
+                operation,
+                pending_max=pending_max,
+                run=run,
+                offer=offer,
+            )
+        except (asyncio.CancelledError, CommitUncertain):
+            # It may be committed all the same, and then the claim is ours to see to.
+            self._drives.take(offer.token, None)
+            raise
+        if drive is not None:
+            self._drives.take(offer.token, drive)
+        return receipt
 
     async def inbox(self) -> list[PendingInfo]:
         """What is pending, in the order it will be claimed within each list."""
@@ -209,9 +244,9 @@ class Agent:
         cut = interval(events, message_id, quiescent=quiescent)
         return fold_run(self.session_id, message_id, cut, quiescent=quiescent)
 
-    async def _or_closing(self, waiting: object) -> None:
+    async def _or_closing(self, waiting: Coroutine[Any, Any, object]) -> None:
         """Awaits, or raises when the runtime closes: no wait outlives it."""
-        task = asyncio.ensure_future(waiting)  # pyright: ignore
+        task = asyncio.ensure_future(waiting)
         try:
             await asyncio.wait({task, self._closing}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -221,10 +256,21 @@ class Agent:
             task.cancel()
 
 
+def _no_sharing(_: SessionId) -> asyncio.Lock:
+    return asyncio.Lock()
+
+
 class Collector:
-    """Gathers a session's committed events from before the receipt on, to cut the interval."""
+    """Gathers a session's committed events from before the receipt on, to cut the interval.
+
+    ``on_end`` is called in the moment the interval's end is seen, before anything else can be
+    claimed.
+    """
 
     def __init__(self, store: Store, session_id: SessionId) -> None:
+        self.on_end: Callable[[], None] | None = None
+        self._seq: int | None = None
+        self._quiescent = False
         self._events: list[Event] = []
         self._news = asyncio.Event()
         self._subscription = store.subscribe(session_id, self._take)
@@ -233,10 +279,24 @@ class Collector:
         self._events.extend(events)
         if any(e.type == AgentIdle.TYPE for e in events):
             self._news.set()
+            if self.on_end is not None and self._ended():
+                self.on_end()
+
+    def watch(self, seq: int, quiescent: bool) -> None:
+        """From now on an end is one of the interval that starts at ``seq``."""
+        self._seq, self._quiescent = seq, quiescent
+        if self.on_end is not None and self._ended():
+            self.on_end()
+
+    def _ended(self) -> bool:
+        return self._seq is not None and any(
+            e.seq > self._seq and ends(e, quiescent=self._quiescent) for e in self._events
+        )
 
     async def wait(self, seq: int, quiescent: bool) -> None:
         """Returns once an event after ``seq`` ends the interval."""
-        while not any(e.seq > seq and ends(e, quiescent=quiescent) for e in self._events):
+        self.watch(seq, quiescent)
+        while not self._ended():
             self._news.clear()
             await self._news.wait()
 

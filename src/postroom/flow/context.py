@@ -98,4 +98,3 @@ async def load_media(
                 if block.artifact not in media:
                     media[block.artifact] = await artifacts.get(block.artifact)
     return media
-

@@ -47,9 +47,7 @@ class Feed:
             behind = True
             while not self._closed:
                 if behind:
-                    page = await self._store.read(
-                        read_events, self._session_id, self.cursor, _PAGE
-                    )
+                    page = await self._store.read(read_events, self._session_id, self.cursor, _PAGE)
                     for event in page:
                         self.cursor = event.seq
                         yield event

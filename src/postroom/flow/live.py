@@ -48,9 +48,7 @@ class LiveHub:
         return end
 
     def watched(self, session_id: SessionId) -> bool:
-        return bool(self._listeners) and (
-            session_id in self._listeners or None in self._listeners
-        )
+        return bool(self._listeners) and (session_id in self._listeners or None in self._listeners)
 
     def send(self, live: Live) -> None:
         for key in (live.session_id, None):

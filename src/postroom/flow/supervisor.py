@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from postroom.domain.ids import SessionId
+from postroom import mint
+from postroom.domain.ids import ClaimToken, SessionId
 from postroom.errors import StoreClosed, StoreError
+from postroom.flow.core import Core
 from postroom.flow.turn import Driver, Parts
-from postroom.scripts.drive import Drive, drives_to_claim
+from postroom.scripts.drive import Drive, Offer, drives_to_claim
 from postroom.scripts.session import DRIVE
 
 log = logging.getLogger("postroom.supervisor")
@@ -31,7 +33,7 @@ class Supervisor:
         self._store = parts.store
         self._only = only
         self._drivers: dict[SessionId, tuple[asyncio.Task[None], Driver]] = {}
-        self._again: set[SessionId] = set()
+        self._again: dict[SessionId, tuple[Drive | None, ClaimToken | None]] = {}
         self._failures: dict[SessionId, int] = {}
         self._claiming = True
         self._looking: asyncio.Task[None] | None = None
@@ -49,21 +51,54 @@ class Supervisor:
         self._look()
         self._tick()
 
-    def drive(self, session_id: SessionId, claimed: Drive | None = None) -> None:
-        """Starts a driver for a session unless one runs; it finds out whether there is work."""
-        if not self._claiming:
+    def drive(
+        self,
+        session_id: SessionId,
+        claimed: Drive | None = None,
+        *,
+        token: ClaimToken | None = None,
+    ) -> None:
+        """Starts a driver for a session unless one runs; it finds out whether there is work.
+
+        ``claimed`` is a claim made already; ``token`` that of one which may have been made.
+        """
+        if not self._claiming and claimed is None:
             return
         if session_id in self._drivers:
-            self._again.add(session_id)
+            self._again[session_id] = (claimed, token)
             return
-        driver = Driver(self._parts, session_id)
+        driver = Driver(self._parts, session_id, token=token)
+        if not self._claiming:
+            driver.drain()
         task = self._loop.create_task(driver.run(claimed), name=f"drive {session_id}")
         self._drivers[session_id] = (task, driver)
         task.add_done_callback(lambda done: self._ended(session_id, done))
 
+    def offer(self, session_id: SessionId, core: Core) -> Offer | None:
+        """A claim for the transaction that queues a message; None while nothing is claimed."""
+        if not self._claiming or core.policy is not None or self._only not in (None, session_id):
+            return None
+        return Offer(
+            self._store.node,
+            mint.claim_token(),
+            self._parts.limits.recovery_attempts_max,
+            core.header(core.models[0]),
+        )
+
     def stop_claiming(self) -> None:
         """From now on nothing new is claimed; what runs goes on."""
         self._claiming = False
+
+    def finish_turns(self) -> None:
+        """Every driver gives its drive back after the turn it is in."""
+        for _, driver in self._drivers.values():
+            driver.drain()
+
+    async def wait_drivers(self, timeout_s: float) -> None:
+        """Returns when no driver runs, or when the time is over."""
+        tasks = {task for task, _ in self._drivers.values()}
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
 
     async def drain(self, budget_ms: int) -> None:
         """Ends within the budget: no new claims; open turns finish, or are left open.
@@ -80,11 +115,8 @@ class Supervisor:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait({self._looking})
-        tasks = {task for task, _ in self._drivers.values()}
-        for _, driver in self._drivers.values():
-            driver.drain()
-        if tasks:
-            await asyncio.wait(tasks, timeout=budget_ms / 1000)
+        self.finish_turns()
+        await self.wait_drivers(budget_ms / 1000)
         tasks = {task for task, _ in self._drivers.values()}
         for task in tasks:
             task.cancel()
@@ -139,26 +171,19 @@ class Supervisor:
 
     def _ended(self, session_id: SessionId, task: asyncio.Task[None]) -> None:
         del self._drivers[session_id]
-        if task.cancelled():
-            if self._claiming and session_id in self._again:
-                self._again.discard(session_id)
-                self.drive(session_id)
-            return
-        error = task.exception()
+        again = self._again.pop(session_id, None)
+        error = None if task.cancelled() else task.exception()
         if error is None:
             self._failures.pop(session_id, None)
-            if session_id in self._again:
-                self._again.discard(session_id)
-                self.drive(session_id)
-            return
-        if isinstance(error, StoreClosed):
-            return
-        failures = self._failures.get(session_id, 0)
-        self._failures[session_id] = failures + 1
-        wait = _AGAIN_S[min(failures, len(_AGAIN_S) - 1)]
-        log.error("driving %s failed; again in %g s", session_id, wait, exc_info=error)
-        if self._claiming:
-            self._later(wait, session_id)
+        elif not isinstance(error, StoreClosed):
+            failures = self._failures.get(session_id, 0)
+            self._failures[session_id] = failures + 1
+            wait = _AGAIN_S[min(failures, len(_AGAIN_S) - 1)]
+            log.error("driving %s failed; again in %g s", session_id, wait, exc_info=error)
+            if self._claiming and again is None:
+                self._later(wait, session_id)
+        if again is not None:
+            self.drive(session_id, again[0], token=again[1])
 
     def _later(self, wait_s: float, session_id: SessionId) -> None:
         def fire() -> None:

@@ -34,7 +34,7 @@ from postroom.domain.event import (
     ToolResult,
     TurnCancel,
 )
-from postroom.domain.ids import CallId, SessionId
+from postroom.domain.ids import CallId, ClaimToken, SessionId
 from postroom.domain.message import (
     AssistantMessage,
     Block,
@@ -46,14 +46,29 @@ from postroom.domain.message import (
 )
 from postroom.domain.turn import OpenTurn
 from postroom.domain.work import Fence
-from postroom.errors import CommitUncertain, ModelError, NotCommitted, StaleClaim, StoreClosed, ToolFailure
+from postroom.errors import (
+    CommitUncertain,
+    ModelError,
+    NotCommitted,
+    StaleClaim,
+    StoreClosed,
+    ToolFailure,
+)
 from postroom.flow.bounds import bound_output
 from postroom.flow.context import Contexts, load_media
 from postroom.flow.core import Core, CoreSource
 from postroom.flow.live import Live, LiveHub
 from postroom.ports.artifact import ArtifactStore
 from postroom.ports.clock import Clock
-from postroom.ports.model import CallDelta, Delta, Model, ModelRequest, ReasoningDelta, Reply, TextDelta
+from postroom.ports.model import (
+    CallDelta,
+    Delta,
+    Model,
+    ModelRequest,
+    ReasoningDelta,
+    Reply,
+    TextDelta,
+)
 from postroom.ports.policy import Admit
 from postroom.ports.store import Store, Tx
 from postroom.ports.tool import ToolContext, ToolOutput
@@ -87,18 +102,21 @@ class Interrupted(Exception):
 class Driver:
     """Drives one session for as long as it holds the claim. Made, run once, thrown away."""
 
-    def __init__(self, parts: Parts, session_id: SessionId) -> None:
+    def __init__(
+        self, parts: Parts, session_id: SessionId, *, token: ClaimToken | None = None
+    ) -> None:
         self._parts = parts
         self._limits = parts.limits
         self._store = parts.store
         self._id = session_id
-        self._fence = Fence(0, mint.claim_token())
+        self._fence = Fence(0, token or mint.claim_token())
         self._core: Core | None = None
         self._cwd: str | None = None
         self._owner = "operator"
         self._context = Context()
         self._draining = False
         self._armed: asyncio.Task[Any] | None = None
+        self._struck = False
         self._cancelled_turn = 0
         self._turn = 0
         self._stragglers: set[asyncio.Task[None]] = set()
@@ -286,9 +304,7 @@ class Driver:
                     break
         raise AssertionError("a core has at least one model")
 
-    async def _attempt(
-        self, turn: OpenTurn, number: int, model: Model, partial: _Partial
-    ) -> Reply:
+    async def _attempt(self, turn: OpenTurn, number: int, model: Model, partial: _Partial) -> Reply:
         messages = self._context.view()
         core = self._in_use
         request = ModelRequest(
@@ -343,9 +359,7 @@ class Driver:
 
     # ---- tools ----
 
-    async def _calls(
-        self, turn: OpenTurn, calls: Sequence[Any], progress: Progress
-    ) -> Progress:
+    async def _calls(self, turn: OpenTurn, calls: Sequence[Any], progress: Progress) -> Progress:
         """Runs the step's open calls, then closes the step. Results go to the log in call order."""
         order = [CallId(c.call_id) for c in calls]
         waiting = deque(ToolCall(c.call_id, c.name, c.arguments) for c in calls)
@@ -419,9 +433,7 @@ class Driver:
             if not progress.changed:
                 return progress
 
-    def _startable(
-        self, waiting: deque[ToolCall], running: int, alone: bool
-    ) -> list[ToolCall]:
+    def _startable(self, waiting: deque[ToolCall], running: int, alone: bool) -> list[ToolCall]:
         """The next calls that may run beside those that run: up to the cap, exclusive ones alone."""
         batch: list[ToolCall] = []
         for call in waiting:
@@ -465,7 +477,9 @@ class Driver:
 
         def progress(line: str) -> None:
             self._parts.live.send(
-                Live(self._id, turn.number, turn.step, "progress", line, tool.spec.name, call.call_id)
+                Live(
+                    self._id, turn.number, turn.step, "progress", line, tool.spec.name, call.call_id
+                )
             )
 
         ctx = ToolContext(
@@ -547,7 +561,7 @@ class Driver:
                 assert isinstance(data, TurnCancel)
                 self._cancelled_turn = data.turn
                 if self._armed is not None:
-                    task, self._armed = self._armed, None
+                    task, self._armed, self._struck = self._armed, None, True
                     task.cancel()
 
     async def _interruptible(self, slow: Awaitable[R]) -> R:
@@ -562,11 +576,11 @@ class Driver:
             raise Interrupted
         task = asyncio.current_task()
         assert task is not None
-        self._armed = task
+        self._armed, self._struck = task, False
         try:
             return await slow
         except asyncio.CancelledError:
-            if self._armed is None and task.uncancel() == 0:
+            if self._struck and task.uncancel() == 0:
                 raise Interrupted from None
             raise
         finally:

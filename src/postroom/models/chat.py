@@ -59,9 +59,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 CHAT = Dialect()
 OPENAI = Dialect(
     max_tokens="max_completion_tokens",
-    # developers.openai.com/api/docs/models/gpt-6-luna: "only with reasoning_effort set to none";
-    # gpt-6-astra and gpt-6.1 know no effort "none".
-    no_effort_with_tools=r"gpt-5\.[4-9]|gpt-6-(?!astra)",
+    # developers.openai.com/api/docs/models/gpt-6-luna: function calling only with effort "none",
+    # which gpt-6-astra and gpt-6.1 do not know; models before gpt-5.6 need nothing.
+    no_effort_with_tools=r"gpt-5\.[6-9]|gpt-6-(?!astra)",
 )
 # api-docs.deepseek.com/guides/thinking_mode: thinking is on by default, and a turn that called
 # tools is refused later if its reasoning is missing.
@@ -83,7 +83,7 @@ def body_of(name: str, dialect: Dialect, accepts: frozenset[str], request: Model
     trailing: list[tuple[int, list[bytes]]] = []
     for message in request.messages:
         known = message.encoded
-        if known and known[0] is encoding:
+        if known and known[0] == encoding:
             append(known[1])
             continue
         if any(isinstance(block, Media) for block in message.content):

@@ -17,7 +17,7 @@ import msgspec
 from postroom.errors import ModelError, ModelErrorKind
 
 MESSAGE_CHARS_MAX = 500
-ERROR_BYTES_MAX = 64 * 1024
+WEEK_S = 7 * 24 * 3600  # a longer wait than this is no sensible answer
 
 # Codes and types that say more than the status they come with.
 _EXACT: dict[str, ModelErrorKind] = {
@@ -208,11 +208,11 @@ def retry_after_ms(headers: Mapping[str, str], now_ms: int) -> int | None:
     ``retry-after-ms``, then ``Retry-After`` in seconds or as an HTTP date (RFC 9110 §10.2.3),
     measured against the server's own ``Date`` where it gives one. ``headers`` ignores case.
     """
-    wait = _number(headers.get("retry-after-ms"))
+    wait = _number(headers.get("retry-after-ms"), WEEK_S * 1000)
     if wait is not None:
         return round(wait)
     value = headers.get("retry-after")
-    wait = _number(value)
+    wait = _number(value, WEEK_S)
     if wait is not None:
         return round(wait * 1000)
     until = _date_ms(value)
@@ -228,13 +228,12 @@ def request_id(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def _number(value: str | None) -> float | None:
+def _number(value: str | None, maximum: float) -> float | None:
     try:
         number = float(value) if value is not None else None
     except ValueError:
         return None
-    # A week: what is more (or not a number) is no sensible answer.
-    return number if number is not None and 0 <= number <= 604_800_000 else None
+    return number if number is not None and 0 <= number <= maximum else None
 
 
 def _date_ms(value: str | None) -> int | None:

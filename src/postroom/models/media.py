@@ -15,6 +15,8 @@ from postroom.domain.message import Audio, Block, Image, Media, Text, Video
 
 KEPT_BYTES_MAX = 64 * 1024 * 1024
 
+_KINDS: dict[type[Media], str] = {Image: "image", Audio: "audio", Video: "video"}
+
 _kept: OrderedDict[str, bytes] = OrderedDict()
 _kept_bytes = 0
 
@@ -38,7 +40,7 @@ def base64_of(artifact: str, data: bytes) -> bytes:
 
 def line_for(block: Media) -> str:
     """One line that tells a model of a file it is not shown."""
-    kind = {Image: "image", Audio: "audio", Video: "video"}.get(type(block), "file")
+    kind = _KINDS.get(type(block), "file")
     name = block.name or block.artifact
     return f"[{kind}: {name}, {block.media_type}, {block.size} bytes; not shown]"
 

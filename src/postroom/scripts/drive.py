@@ -37,7 +37,7 @@ from postroom.domain.turn import (
 from postroom.domain.work import Fence, claim, give_back
 from postroom.errors import StaleClaim
 from postroom.ports.store import Tx
-from postroom.scripts.inbox import Receipt, queue_message
+from postroom.scripts.inbox import Operation, Receipt, RunMode, put_message
 from postroom.scripts.session import (
     DRIVE,
     LockedSession,
@@ -307,9 +307,7 @@ def _unpaired(session: LockedSession, results: tuple[ToolResult, ...]) -> tuple[
     return tuple(r for r in results if r.call_id in open_calls)
 
 
-def record_late(
-    tx: Tx, session_id: SessionId, fence: Fence, result: ToolResult
-) -> None:
+def record_late(tx: Tx, session_id: SessionId, fence: Fence, result: ToolResult) -> None:
     """Records a result whose call was closed before it came. The model never sees it."""
     session = lock_session(tx, session_id, fence)
     late = msgspec.structs.replace(result, outcome="late")
@@ -385,29 +383,47 @@ def _ended(session: LockedSession, turn: int) -> Progress:
     return _already(session, idle=idle)
 
 
+class Offer(msgspec.Struct, frozen=True):
+    """A process ready to drive a session at once: its claim, and the header of its first step."""
+
+    node: NodeId
+    token: ClaimToken
+    attempts_max: int
+    begin: Header
+
+
 def queue_and_claim(
     tx: Tx,
     session_id: SessionId,
     message: Message,
-    node: NodeId,
-    token: ClaimToken,
+    operation: Operation,
     *,
     pending_max: int,
-    attempts_max: int,
-    begin: Header,
+    run: RunMode | None,
+    offer: Offer,
 ) -> tuple[Receipt, Drive | None]:
-    """The one-shot command's first write: its prompt, and the drive if the agent was idle.
+    """Queues a message and, if that woke an idle agent, claims its drive and opens the turn.
 
-    Not claimed (None) means that somebody else drives, and the caller only watches.
+    One commit where two would do the same. No drive in the answer means that somebody else
+    drives, or that nothing woke. Running again finds the message known and the claim its own.
     """
-    receipt = queue_message(
-        tx, session_id, message, "followup", pending_max=pending_max, run="exclusive"
-    )
-    work = read_work(tx, DRIVE, session_id)
-    if work.status == "claimed" and work.token != token:
+    session = lock_session(tx, session_id)
+    idle = session.state.status == "idle"
+    receipt = put_message(session, message, operation, pending_max=pending_max, run=run)
+    work = session.drive()
+    if work.token == offer.token:
+        return receipt, _drive(session, Fence(work.epoch, offer.token), False, _already(session))
+    if not idle or session.state.status == "idle" or work.status != "ready":
+        session.save()
         return receipt, None
-    drive = claim_drive(tx, session_id, node, token, attempts_max=attempts_max, begin=begin)
-    return receipt, drive
+    claimed = claim(work, offer.node, offer.token, lapsed=False)
+    assert claimed is not None
+    write_work(tx, DRIVE, session_id, claimed)
+    session.wakes_drive = False
+    _begin(session, offer.begin, None)
+    session.save()
+    fence = Fence(claimed.epoch, offer.token)
+    return receipt, _drive(session, fence, False, _progress(session))
 
 
 def give_back_drive(tx: Tx, session_id: SessionId, fence: Fence) -> bool:

@@ -44,13 +44,29 @@ def queue_message(
         RunOverlap: ``run`` is exclusive and another run owns the interval.
     """
     session = lock_session(tx, session_id)
+    receipt = put_message(session, message, operation, pending_max=pending_max, run=run)
+    session.save()
+    return receipt
+
+
+def put_message(
+    session: LockedSession,
+    message: Message,
+    operation: Operation,
+    *,
+    pending_max: int,
+    run: RunMode | None,
+) -> Receipt:
+    """`queue_message` on a session already locked; appends, and does not save."""
     receipt = known_message(session, message)
     if receipt is not None:
         return receipt
-    pending = tx.execute("SELECT count(*) FROM inbox WHERE sid = :sid", {"sid": session.sid})[0][0]
+    pending = session.tx.execute(
+        "SELECT count(*) FROM inbox WHERE sid = :sid", {"sid": session.sid}
+    )[0][0]
     if pending >= pending_max:
         raise QueueFull(
-            f"{pending} messages are pending in {session_id}, the limit is {pending_max}",
+            f"{pending} messages are pending in {session.id}, the limit is {pending_max}",
             hint="wait until some have run, or remove some: `postroom inbox list`",
         )
     if run is not None:
@@ -58,7 +74,6 @@ def queue_message(
     wakes = operation != "inject"
     target = "next_turn" if operation == "followup" else "next_step"
     session.append(decide(session.state, Queue(message, target, wakes)))
-    session.save()
     return Receipt(message.id, session.appended[0].seq)
 
 

@@ -17,7 +17,7 @@ from postroom.domain.ids import CoreId, MessageId, SessionId
 from postroom.domain.message import Message
 from postroom.domain.turn import AgentState, Status
 from postroom.errors import InputError, SessionExists, UnknownSession
-from postroom.ports.store import Tx
+from postroom.ports.store import Row, Tx
 from postroom.scripts.session import insert_session, lock_session
 
 _decode_state = msgspec.json.Decoder(AgentState).decode
@@ -56,10 +56,9 @@ _INFO = (
 )
 
 
-def _info(row: tuple[object, ...]) -> SessionInfo:
+def _info(row: Row) -> SessionInfo:
     state = _decode_state(str(row[8]))
-    values = (*row[:8], state.turns, row[11], row[9], row[10])
-    return SessionInfo(*values)  # pyright: ignore[reportArgumentType]
+    return SessionInfo(*row[:8], state.turns, row[11], row[9], row[10])
 
 
 def session_info(tx: Tx, session_id: SessionId) -> SessionInfo:
@@ -130,7 +129,7 @@ def list_pending(tx: Tx, session_id: SessionId) -> list[PendingInfo]:
         {"sid": sid},
     )
     names = ("next_step", "next_turn")
-    return [PendingInfo(_decode_message(r[3]), names[r[0]], bool(r[2]), r[1]) for r in rows]
+    return [PendingInfo(_decode_message(r[3]), str(names[r[0]]), bool(r[2]), r[1]) for r in rows]
 
 
 def agent_status(tx: Tx, session_id: SessionId) -> tuple[Status, int]:

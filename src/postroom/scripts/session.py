@@ -26,7 +26,7 @@ from postroom.domain.event import (
 from postroom.domain.ids import ClaimToken, CoreId, MessageId, NodeId, SessionId
 from postroom.domain.inbox import EMPTY, Inbox, Pending
 from postroom.domain.message import Message, content_hash
-from postroom.domain.turn import AgentState, evolve
+from postroom.domain.turn import AgentState, Status, evolve
 from postroom.domain.work import Fence, Work, WorkStatus, holds
 from postroom.errors import SessionExists, StaleClaim, UnknownSession
 from postroom.ports.store import Row, SqlValue, Tx
@@ -64,6 +64,7 @@ class LockedSession:
         "sid",
         "state",
         "tx",
+        "wakes_drive",
     )
 
     def __init__(self, tx: Tx, session_id: SessionId, row: Row) -> None:
@@ -80,6 +81,7 @@ class LockedSession:
         self.history: int = row[8]
         self.before = self.history
         self.appended: list[Event] = []
+        self.wakes_drive = False
         self._rows: list[dict[str, SqlValue]] = []
         self._now = tx.now()
         self._lanes: dict[MessageId, tuple[int, int]] = {}
@@ -102,12 +104,13 @@ class LockedSession:
         )
         if not rows:
             return
-        lanes: tuple[list[Pending], list[Pending]] = ([], [])
+        first: list[Pending] = []
+        second: list[Pending] = []
         for lane, pos, wakes, raw in rows:
             message = _decode_message(raw)
             self._lanes[message.id] = (lane, pos)
-            lanes[lane].append(Pending(message, bool(wakes)))
-        self.state = _replace(self.state, inbox=Inbox(tuple(lanes[0]), tuple(lanes[1])))
+            (second if lane else first).append(Pending(message, bool(wakes)))
+        self.state = _replace(self.state, inbox=Inbox(tuple(first), tuple(second)))
 
     def drive(self) -> Work:
         """The session's drive as it stands."""
@@ -152,6 +155,7 @@ class LockedSession:
             self._put(data.message, lane, self.head, data.wakes)
         elif isinstance(data, AgentRunning):
             ready_work(tx, DRIVE, self.id)
+            self.wakes_drive = True
         elif isinstance(data, AgentIdle):
             release_work(tx, DRIVE, self.id)
             tx.execute("DELETE FROM run WHERE sid = :sid", {"sid": self.sid})
@@ -225,6 +229,8 @@ class LockedSession:
             },
         )
         self._rows = []
+        if self.wakes_drive:
+            self.tx.wake(DRIVE, self.id)
 
 
 _COLUMNS = "sid, core_id, owner, cwd, parent, head, state, header_hash, history"
@@ -257,6 +263,17 @@ def check_fence(session: LockedSession, fence: Fence) -> None:
         raise StaleClaim(f"the drive of {session.id} is no longer held here")
 
 
+class Opened(msgspec.Struct, frozen=True):
+    """A session that exists now; ``created``: it did not before."""
+
+    created: bool
+    core_id: CoreId
+    owner: str
+    cwd: str | None
+    head: int
+    status: Status
+
+
 def create_session(
     tx: Tx,
     session_id: SessionId,
@@ -266,25 +283,35 @@ def create_session(
     cwd: str | None = None,
     parent: SessionId | None = None,
     exclusive: bool = False,
-) -> bool:
-    """Makes a session unless it exists; whether it was made.
+) -> Opened:
+    """Makes a session unless it exists. Running again finds it made.
 
-    Running again finds it made. With ``exclusive`` an existing one is `SessionExists`.
+    Raises:
+        SessionExists: it exists, and ``exclusive`` asks for a new one.
     """
-    known = tx.execute("SELECT 1 FROM session WHERE id = :id", {"id": session_id})
-    if known:
+    known = _opened(tx, session_id)
+    if known is not None:
         if exclusive:
             raise SessionExists(f"session {session_id} exists already")
-        return False
+        return known
     session = insert_session(
         tx,
         session_id,
         SessionCreated(core_id=core_id, owner=owner, cwd=cwd, parent=parent),
     )
     if session is None:  # another transaction made it in the meantime
-        return False
+        known = _opened(tx, session_id)
+        assert known is not None
+        return known
     session.save()
-    return True
+    return Opened(True, core_id, owner, cwd, session.head, "idle")
+
+
+def _opened(tx: Tx, session_id: SessionId) -> Opened | None:
+    rows = tx.execute(
+        "SELECT core_id, owner, cwd, head, status FROM session WHERE id = :id", {"id": session_id}
+    )
+    return Opened(False, *rows[0]) if rows else None
 
 
 def insert_session(tx: Tx, session_id: SessionId, created: SessionCreated) -> LockedSession | None:
@@ -344,14 +371,13 @@ def write_work(tx: Tx, kind: str, key: str, work: Work) -> None:
 
 
 def ready_work(tx: Tx, kind: str, key: str) -> None:
-    """`domain.work.ready`, as one statement."""
+    """`domain.work.ready`, as one statement. Who calls it says so to others (`Tx.wake`)."""
     tx.execute(
         "INSERT INTO work (kind, key, status, epoch) VALUES (:kind, :key, 'ready', 0)"
         " ON CONFLICT (kind, key) DO UPDATE SET status = 'ready', token = NULL, owner = NULL"
         " WHERE work.status <> 'claimed'",
         {"kind": kind, "key": key},
     )
-    tx.wake(kind, key)
 
 
 def release_work(tx: Tx, kind: str, key: str) -> None:

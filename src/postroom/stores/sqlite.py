@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# The library's stubs leave parts of its signatures unknown.
 """The SQLite engine: one writer thread, group commit, a few readers.
 
 One thread owns the writing connection. It takes what is queued, runs each script in a savepoint
@@ -97,10 +95,10 @@ class SqliteTx:
         self.hints: list[tuple[str, str]] = []
 
     def execute(self, sql: str, params: Mapping[str, SqlValue] | None = None) -> list[Row]:
-        return self._connection.execute(sql, params).fetchall()
+        return _run(self._connection, sql, params)
 
     def execute_many(self, sql: str, rows: Sequence[Mapping[str, SqlValue]]) -> None:
-        self._connection.executemany(sql, rows)
+        cast("Any", self._connection).executemany(sql, rows)
 
     def now(self) -> int:
         if not isinstance(self._now, int):
@@ -112,6 +110,15 @@ class SqliteTx:
 
     def wake(self, kind: str, key: str) -> None:
         self.hints.append((kind, key))
+
+
+def _run(
+    connection: apsw.Connection,
+    sql: str,
+    params: Mapping[str, SqlValue] | tuple[SqlValue, ...] | None = None,
+) -> list[Row]:
+    """One statement's rows. The library's own types are left here."""
+    return cast("Any", connection).execute(sql, params).fetchall()
 
 
 class _Job:
@@ -277,13 +284,13 @@ class SqliteStore:
         def snapshot() -> R:
             connection = self._reader()
             tx = SqliteTx(connection, self._clock.now_ms)
-            connection.execute("BEGIN")
+            _run(connection, "BEGIN")
             try:
                 return script(tx, *args, **kwargs)
             except apsw.Error as error:
                 raise _translate(error, self.path) from error
             finally:
-                connection.execute("COMMIT")
+                _run(connection, "COMMIT")
 
         return await self._loop.run_in_executor(self._readers, snapshot)
 
@@ -355,7 +362,7 @@ class SqliteStore:
                 str(self.path), flags=apsw.SQLITE_OPEN_READONLY, vfs=self._vfs
             )
             connection.set_busy_timeout(int(self._lock_wait_s * 1000))
-            connection.execute("PRAGMA temp_store = MEMORY")
+            _run(connection, "PRAGMA temp_store = MEMORY")
             self._reading.connection = connection
             self._read_connections.append(connection)
         return cast("apsw.Connection", connection)
@@ -420,7 +427,7 @@ class SqliteStore:
             f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}",
             "PRAGMA cache_size = -8192",
         ):
-            self._patiently(lambda p=pragma: connection.execute(p).fetchall(), deadline)
+            self._patiently(lambda p=pragma: _run(connection, p), deadline)
         return connection
 
     def _patiently(self, action: Callable[[], R], deadline: float) -> R:
@@ -440,22 +447,22 @@ class SqliteStore:
     def _begin(self, deadline: float | None = None) -> None:
         if deadline is None:
             deadline = time.monotonic() + self._lock_wait_s
-        self._patiently(lambda: self._writer.execute("BEGIN IMMEDIATE"), deadline)
+        self._patiently(lambda: _run(self._writer, "BEGIN IMMEDIATE"), deadline)
 
     def _rollback(self) -> None:
         if self._writer.in_transaction:
             with contextlib.suppress(apsw.Error):
-                self._writer.execute("ROLLBACK")
+                _run(self._writer, "ROLLBACK")
 
     def _migrate(self) -> None:
         connection = self._writer
         self._begin()
         try:
-            application = connection.execute("PRAGMA application_id").fetchall()[0][0]
-            version = connection.execute("PRAGMA user_version").fetchall()[0][0]
+            application = _run(connection, "PRAGMA application_id")[0][0]
+            version = _run(connection, "PRAGMA user_version")[0][0]
             foreign = application not in (0, APPLICATION_ID) or (
                 application == 0
-                and connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()[0][0] > 0
+                and _run(connection, "SELECT count(*) FROM sqlite_schema")[0][0] > 0
             )
             if foreign:
                 raise SchemaMismatch(
@@ -473,11 +480,11 @@ class SqliteStore:
             }
             for migration in MIGRATIONS[version:]:
                 for statement in migration:
-                    connection.execute(statement.format_map(words))
+                    _run(connection, statement.format_map(words))
             if version < VERSION:
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {VERSION}")
-            connection.execute("COMMIT")
+                _run(connection, f"PRAGMA application_id = {APPLICATION_ID}")
+                _run(connection, f"PRAGMA user_version = {VERSION}")
+            _run(connection, "COMMIT")
         except BaseException:
             self._rollback()
             raise
@@ -499,17 +506,17 @@ class SqliteStore:
         self._data_version = self._version()
 
     def _newest_event(self) -> int:
-        return self._writer.execute("SELECT coalesce(max(id), 0) FROM event").fetchall()[0][0]
+        return _run(self._writer, "SELECT coalesce(max(id), 0) FROM event")[0][0]
 
     def _version(self) -> int:
-        return self._writer.execute("PRAGMA data_version").fetchall()[0][0]
+        return _run(self._writer, "PRAGMA data_version")[0][0]
 
     def _alone(self, script: Callable[..., R], *args: object) -> R:
         """Runs one of the engine's own scripts in a transaction of its own."""
         self._begin()
         try:
             result = script(SqliteTx(self._writer, self._clock.now_ms), *args)
-            self._writer.execute("COMMIT")
+            _run(self._writer, "COMMIT")
             return result
         except BaseException:
             self._rollback()
@@ -555,11 +562,12 @@ class SqliteStore:
         return True
 
     def _foreign_events(self) -> list[Event]:
-        rows = self._writer.execute(
+        rows = _run(
+            self._writer,
             "SELECT event.id, session.id, seq, type, at, data FROM event"
             " JOIN session ON session.sid = event.sid WHERE event.id > ? ORDER BY event.id",
             (self._last_event,),
-        ).fetchall()
+        )
         if rows:
             self._last_event = rows[-1][0]
         return [Event(SessionId(r[1]), r[2], r[3], r[4], r[5]) for r in rows]
@@ -657,24 +665,24 @@ class SqliteStore:
                 job.error = DeadlinePassed("it waited too long to be written", hint="send it again")
                 continue
             tx = SqliteTx(writer, self._clock.now_ms)
-            writer.execute("SAVEPOINT script")
+            _run(writer, "SAVEPOINT script")
             try:
                 job.result = job.script(tx, *job.args, **job.kwargs)
             except Exception as error:
                 job.error = _translate(error, self.path) if isinstance(error, apsw.Error) else error
                 if not writer.in_transaction:
                     raise _GroupLost(job) from error
-                writer.execute("ROLLBACK TO script")
-                writer.execute("RELEASE script")
+                _run(writer, "ROLLBACK TO script")
+                _run(writer, "RELEASE script")
                 continue
-            writer.execute("RELEASE script")
+            _run(writer, "RELEASE script")
             wrote = True
             events.extend(tx.events)
             hints.extend(tx.hints)
         try:
             if self._on_commit is not None:
                 self._on_commit("before")
-            writer.execute("COMMIT")
+            _run(writer, "COMMIT")
         except apsw.Error as error:
             self._commit_failed(jobs, error)
             return
@@ -712,8 +720,8 @@ class SqliteStore:
     def _scrub(self) -> None:
         self._begin()
         try:
-            self._writer.execute("UPDATE meta SET value = value + 1 WHERE key = 'scrub'")
-            self._writer.execute("COMMIT")
+            _run(self._writer, "UPDATE meta SET value = value + 1 WHERE key = 'scrub'")
+            _run(self._writer, "COMMIT")
         except BaseException:
             self._rollback()
             raise

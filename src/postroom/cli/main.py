@@ -1,0 +1,63 @@
+"""The command line: maps words to calls, prints answers, turns errors into exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from postroom.cli import inbox, session
+from postroom.cli.run import run_command
+from postroom.errors import PostroomError, UsageError
+
+app = typer.Typer(
+    name="postroom",
+    help="A durable runtime for AI agents: nothing acknowledged is ever lost.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run_command)
+app.add_typer(session.app, name="session")
+app.add_typer(inbox.app, name="inbox")
+
+
+def _version(value: bool) -> None:
+    if value:
+        from postroom import __version__
+
+        print(f"postroom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(  # pyright: ignore[reportUnusedFunction]
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The entry point. Errors of ours are one line and a hint, and an exit code."""
+    try:
+        app(standalone_mode=True)
+    except PostroomError as error:
+        report(error)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    except BrokenPipeError:
+        # The reader of our output has gone: that is no error of anybody's.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def report(error: PostroomError) -> None:
+    print(f"postroom: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"  {error.hint}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
