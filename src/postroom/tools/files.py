@@ -5,6 +5,8 @@ model sees in one call fits the history; a large file is read part by part. Writ
 whole and at once, or not at all.
 """
 
+# ruff: noqa: D417  (a tool's docstring speaks to the model, which has no context to pass)
+
 from __future__ import annotations
 
 import os
@@ -28,7 +30,7 @@ READ_BYTES_MAX = 30 * 1024
 READ_LINES_MAX = 2_000
 READ_MS_MAX = 20_000
 MEDIA_BYTES_MAX = 10 * 1024 * 1024
-EDIT_BYTES_MAX = 16 * 1024 * 1024
+KEPT_BYTES_MAX = EDIT_BYTES_MAX = 16 * 1024 * 1024
 LIST_ENTRIES_MAX = 1_000
 LIST_LOOKS_MAX = 100_000
 
@@ -57,15 +59,17 @@ def file_tools(roots: Sequence[str] = ()) -> tuple[Tool, ...]:
             offset: The first line to read, from 1.
             limit: How many lines to read.
         """
-        data, kind, name = await in_thread(
+        page = await in_thread(
             lambda: _read(Workspace(ctx.cwd, roots), path, offset, limit), name="read_file"
         )
-        if kind == TEXT:
-            return ToolOutput(data.decode())
-        artifact = await ctx.artifacts.put(data)
+        if page.kept is None:
+            return ToolOutput(page.text)
+        artifact = await ctx.artifacts.put(page.kept)
+        if page.kind == TEXT:
+            whole = f"\n[the whole file is artifact {artifact}, read it with read_artifact]"
+            return ToolOutput(page.text + whole)
         return ToolOutput(
-            f"[{name}: {kind}, {len(data)} bytes]",
-            media=(shown_media(artifact, kind, len(data), name),),
+            page.text, media=(shown_media(artifact, page.kind, len(page.kept), page.name),)
         )
 
     @tool(effects="workspace", exclusive=True)
@@ -112,80 +116,87 @@ def file_tools(roots: Sequence[str] = ()) -> tuple[Tool, ...]:
     return read_file, write_file, edit_file, list_dir
 
 
-def _read(workspace: Workspace, path: str, offset: int, limit: int) -> tuple[bytes, str, str]:
-    """What to show of a file, the kind it is, and its name. Text is UTF-8, notes included."""
+class _Page(msgspec.Struct):
+    """What to show of a file. ``kept`` goes to the artifact store: an image, a PDF, or a text
+    with a line that is too long to page through by lines.
+    """
+
+    text: str
+    kind: str
+    name: str
+    kept: bytes | None = None
+
+
+def _read(workspace: Workspace, path: str, offset: int, limit: int) -> _Page:
     with workspace.file(path) as opened, os.fdopen(os.dup(opened.fd), "rb") as file:
-        head = file.read(HEAD_BYTES)
+        shown, size = opened.shown, opened.size
+        page = _Page("", media_type(file.read(HEAD_BYTES)), os.path.basename(shown))
         file.seek(0)
-        kind = media_type(head)
-        if kind == TEXT:
-            return _page(file, opened.shown, opened.size, offset, limit).encode(), kind, ""
-        if not is_shown(kind):
+        if page.kind == TEXT:
+            page.text, cut = _lines(file, shown, offset, limit)
+            if cut and size <= KEPT_BYTES_MAX:
+                file.seek(0)
+                page.kept = file.read(KEPT_BYTES_MAX)
+            return page
+        if not is_shown(page.kind):
             raise ToolFailure(
-                f"{opened.shown} is a binary file ({kind}, {opened.size} bytes)",
+                f"{shown} is a binary file ({page.kind}, {size} bytes)",
                 hint="only text, images and PDFs can be read",
             )
-        if opened.size > MEDIA_BYTES_MAX:
+        if size > MEDIA_BYTES_MAX:
             raise ToolFailure(
-                f"{opened.shown} ({kind}) has {opened.size} bytes; at most {MEDIA_BYTES_MAX} "
-                "can be shown"
+                f"{shown} ({page.kind}) has {size} bytes; at most {MEDIA_BYTES_MAX} can be shown"
             )
-        data = file.read(MEDIA_BYTES_MAX)
-        return data, kind, os.path.basename(opened.shown)
+        page.kept = file.read(MEDIA_BYTES_MAX)
+        page.text = f"[{shown}: {page.kind}, {len(page.kept)} bytes]"
+        return page
 
 
-def _page(file: IO[bytes], shown: str, size: int, offset: int, limit: int) -> str:
-    """Lines ``offset`` and on, as many as fit, and a note of what is not shown."""
-    if not size:
-        # Some files say so of themselves and are not (those the kernel makes up).
-        first = file.read(1)
-        file.seek(0)
-        if not first:
-            return f"[{shown} is empty]"
+def _lines(file: IO[bytes], shown: str, offset: int, limit: int) -> tuple[str, bool]:
+    """Lines ``offset`` and on, as many as fit, and a note of what is not shown.
+
+    The second value: the last line was too long and is cut.
+    """
     parts: list[str] = []
     left = READ_BYTES_MAX
-    seen = 0
-    for number, piece, ends in _pieces(file, time.monotonic() + READ_MS_MAX / 1000):
-        seen = number
+    number = 0
+    for number, piece, starts in _pieces(file, time.monotonic() + READ_MS_MAX / 1000):
         if number < offset:
             continue
-        if number >= offset + limit:
-            return "".join(parts) + _note(f"lines {offset} to {number - 1} of {shown}", number)
         text = piece.decode("utf-8", "replace")
         cost = len(text.encode())
+        if number >= offset + limit or (cost > left and parts and starts):
+            note = f"\n[lines {offset} to {number - 1} of {shown}; go on with offset={number}]"
+            return "".join(parts) + note, False
         if cost > left:
-            if parts and (ends and cost <= READ_BYTES_MAX):
-                return "".join(parts) + _note(f"lines {offset} to {number - 1} of {shown}", number)
             parts.append(text.encode()[:left].decode("utf-8", "ignore"))
-            return "".join(parts) + _note(
-                f"line {number} of {shown} is too long to show and was cut here", number + 1
+            note = (
+                f"\n[line {number} of {shown} is too long and was cut here; "
+                f"the next is offset={number + 1}]"
             )
+            return "".join(parts) + note, True
         parts.append(text)
         left -= cost
-    if not parts:
-        raise ToolFailure(f"{shown} has {seen} lines; there is no line {offset}")
-    return "".join(parts)
+    if number < offset and (number or offset > 1):
+        raise ToolFailure(f"{shown} has {number} lines; there is no line {offset}")
+    return "".join(parts) or f"[{shown} is empty]", False
 
 
 def _pieces(file: IO[bytes], deadline: float) -> Iterator[tuple[int, bytes, bool]]:
     """Lines with their number from 1; a very long one in several pieces.
 
-    The last value says whether the piece ends its line.
+    The last value says whether the piece starts its line.
     """
-    number, count = 1, 0
+    number, starts, count = 1, True, 0
     while piece := file.readline(_PIECE_BYTES):
         count += 1
         if not count % 1024 and time.monotonic() > deadline:
             raise ToolFailure(
                 f"the file is too large to reach that line in {READ_MS_MAX // 1000} s"
             )
-        ends = piece.endswith(b"\n") or len(piece) < _PIECE_BYTES
-        yield number, piece, ends
-        number += ends
-
-
-def _note(what: str, go_on: int) -> str:
-    return f"\n[{what}; there is more: go on with offset={go_on}]"
+        yield number, piece, starts
+        starts = piece.endswith(b"\n")
+        number += starts
 
 
 def _edit(slot: Slot, old: bytes, new: bytes, replace_all: bool) -> str:
