@@ -52,7 +52,8 @@ class Room:
         self.drives = drives
         self.store = store
         self.artifacts = artifacts
-        self.cores = cores
+        self._cores = cores
+        self._used: dict[int, Core] = {}
         self.clock = clock
         self.limits = limits
         self.live = LiveHub()
@@ -64,7 +65,7 @@ class Room:
             store,
             clock,
             artifacts,
-            cores,
+            self.cores,
             Contexts(store, limits.context_cache_bytes_max),
             self.live,
             limits,
@@ -107,6 +108,12 @@ class Room:
         opened = await self.store.write(create_session, name, core_id=core_id, owner=owner, cwd=cwd)
         return self.agent(name, source=source, core_id=opened.core_id)
 
+    def cores(self, core_id: CoreId) -> Core:
+        """The core of this id as it is now; its models are closed with the room."""
+        core = self._cores(core_id)
+        self._used[id(core)] = core
+        return core
+
     def _run_lock(self, session_id: SessionId) -> asyncio.Lock:
         lock = self._run_locks.get(session_id)
         if lock is None:
@@ -119,6 +126,9 @@ class Room:
             return
         await self.supervisor.drain(self.limits.drain_ms if drain_ms is None else drain_ms)
         self._closing.set_result(None)
+        for core in self._used.values():
+            for model in core.models:
+                await model.aclose()
         await self.store.aclose()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -41,7 +42,16 @@ def _root(  # pyright: ignore[reportUnusedFunction]
 
 
 def main() -> None:
-    """The entry point. Errors of ours are one line and a hint, and an exit code."""
+    """The entry point. Errors of ours are one line and a hint, and an exit code.
+
+    What the runtime logs is for daemons: a command says what matters itself. POSTROOM_LOG=debug,
+    info or warning shows it on standard error.
+    """
+    level = os.environ.get("POSTROOM_LOG")
+    if level:
+        logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    else:
+        logging.getLogger("postroom").addHandler(logging.NullHandler())
     try:
         app(standalone_mode=True)
     except PostroomError as error:

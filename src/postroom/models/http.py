@@ -93,6 +93,9 @@ class Line:
         if endpoint.authorization is not None:
             self._headers["Authorization"] = endpoint.authorization
         self._proxy, self._proxy_headers = _proxy(proxy)
+        if self._proxy_headers is not None and self._url.scheme == "http":
+            # No tunnel: the proxy reads the request itself.
+            self._headers.update(self._proxy_headers)
         self._owned = session is None
         self._session = session or self._acquire()
 
@@ -181,7 +184,7 @@ def _connect_reason(error: aiohttp.ClientConnectorError) -> str:
     # Several addresses tried come as one error without a number, but with all their texts.
     if isinstance(error.os_error, ConnectionRefusedError) or "refused" in str(error.os_error):
         return "nothing listens there"
-    return (error.os_error.strerror or "no answer").lower()
+    return (error.os_error.strerror or "the connection was closed").lower()
 
 
 def _tls_reason(error: BaseException) -> str:

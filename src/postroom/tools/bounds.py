@@ -83,15 +83,31 @@ def preview(head: bytes, tail: bytes, total: int, place: str, bytes_max: int) ->
     return "\n".join([part for part in parts if part])
 
 
-def _fit(data: bytes, bytes_max: int, *, from_end: bool) -> tuple[str, int]:
+PART_BYTES_MIN = 256
+
+
+def shown_part(data: bytes, offset: int, bytes_max: int) -> tuple[str, int]:
+    """Text from ``offset`` on, at most ``bytes_max`` bytes of it, and where the next part begins.
+
+    Parts that follow each other leave nothing out and show no character twice. A part is never
+    smaller than `PART_BYTES_MIN`, so that it always gets on.
+    """
+    window = data[offset : offset + max(bytes_max, PART_BYTES_MIN) + 4]
+    text, used = _fit(window, max(bytes_max, PART_BYTES_MIN), from_end=False, at_line=False)
+    return text, offset + used
+
+
+def _fit(data: bytes, bytes_max: int, *, from_end: bool, at_line: bool = True) -> tuple[str, int]:
     """Shown text of one end of the data, and how many bytes of it that is.
 
     Invalid bytes grow when they are shown, so the cut is made again until it fits.
     """
     take = min(bytes_max, len(data))
     while take > 0:
-        piece = _after_lead(data[-take:]) if from_end else _before_lead(data[:take])
+        piece = data[-take:] if from_end else data[:take]
         if take < len(data):
+            piece = _after_lead(piece) if from_end else _before_lead(piece)
+        if at_line and take < len(data):
             piece = _at_line(piece, from_end=from_end)
         text = clean(piece.decode("utf-8", "replace"))
         size = len(text.encode())

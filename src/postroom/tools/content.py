@@ -40,6 +40,11 @@ def media_type(head: bytes) -> str:
     return TEXT if strange <= len(head) * _STRANGE_SHARE_MAX else UNKNOWN
 
 
+def reads_as_text(head: bytes) -> bool:
+    """Whether it is UTF-8 text if NULs are let pass, as in the output of ``find -print0``."""
+    return not _not_utf8(head.replace(b"\0", b""))
+
+
 def is_shown(kind: str) -> bool:
     """Whether a model may be able to look at such a file itself."""
     return kind.startswith("image/") or kind == "application/pdf"

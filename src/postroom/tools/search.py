@@ -19,6 +19,7 @@ import msgspec
 
 from postroom.errors import ToolFailure
 from postroom.ports.tool import Tool, ToolContext
+from postroom.tools.environment import scrubbed
 from postroom.tools.function import tool
 from postroom.tools.offload import in_thread
 from postroom.tools.pattern import path_regex
@@ -38,7 +39,9 @@ Limit = Annotated[int, msgspec.Meta(ge=1, le=FOUND_MAX)]
 
 
 class Request(msgspec.Struct):
-    """What the worker is asked. ``glob`` is a regular expression over paths, or empty."""
+    """What the worker is asked. ``glob`` is a regular expression over paths, or empty; ``place``
+    stands before each path in the answer.
+    """
 
     kind: str
     limit: int
@@ -49,7 +52,7 @@ class Request(msgspec.Struct):
     ignore_case: bool = False
     context: int = 0
     files_only: bool = False
-    name: str = ""
+    place: str = ""
 
 
 def search_tools(roots: Sequence[str] = (), *, limit_ms: int = SEARCH_MS_MAX) -> tuple[Tool, ...]:
@@ -60,7 +63,7 @@ def search_tools(roots: Sequence[str] = (), *, limit_ms: int = SEARCH_MS_MAX) ->
 
     @tool(effects="none")
     async def glob(ctx: ToolContext, pattern: str, path: str = ".", limit: Limit = 200) -> str:
-        """Finds files and folders of the workspace by a pattern; the newest come first.
+        """Finds files and folders of the workspace by a pattern, in order of their paths.
 
         Args:
             pattern: As in src/**/*.py or *.{js,ts}: ** stands for any folders, * and ? stay
@@ -71,16 +74,14 @@ def search_tools(roots: Sequence[str] = (), *, limit_ms: int = SEARCH_MS_MAX) ->
         request = Request("glob", limit, limit_ms, glob=path_regex(pattern))
         workspace = Workspace(ctx.cwd, roots)
         records, ended = await _ask(workspace, path, request)
-        found = sorted(
-            ((record[2], record[1]) for record in records), key=lambda pair: (-pair[0], pair[1])
-        )
-        lines = [name for _, name in found]
+        lines = [record[1] for record in records]
         return "\n".join(lines or ["nothing found"]) + _note(ended, limit, limit_ms)
 
     @tool(effects="none")
     async def grep(
         ctx: ToolContext,
         pattern: str,
+        *,
         path: str = ".",
         glob: str = "",
         ignore_case: bool = False,
@@ -121,7 +122,7 @@ def search_tools(roots: Sequence[str] = (), *, limit_ms: int = SEARCH_MS_MAX) ->
     return glob, grep
 
 
-_Record: TypeAlias = tuple[str, str, int] | tuple[str, str, int, str, bool]
+_Record: TypeAlias = tuple[str, str] | tuple[str, str, int, str, bool]
 
 
 def _checked(pattern: str) -> str:
@@ -138,7 +139,7 @@ async def _ask(workspace: Workspace, path: str, request: Request) -> tuple[list[
     """Runs the worker on one place. The second value is why it ended."""
     if not sys.executable:
         raise ToolFailure("there is no Python interpreter to search with")
-    fd, request.name = await in_thread(
+    held, request.place = await in_thread(
         lambda: _open(workspace, path, file_too=request.kind == "grep"), name=request.kind
     )
     answer = bytearray()
@@ -147,19 +148,16 @@ async def _ask(workspace: Workspace, path: str, request: Request) -> tuple[list[
         if len(answer) < ANSWER_BYTES_MAX:
             answer.extend(data)
 
-    try:
-        end = await run(
-            [sys.executable, "-I", "-S", str(_WORKER), str(fd)],
-            cwd=None,
-            env={"PYTHONIOENCODING": "utf-8"},
-            sink=take,
-            limit_ms=request.limit_ms + _STOP_AFTER_MS,
-            stdin=msgspec.json.encode(request),
-            pass_fds=(fd,),
-            grace_ms=0,
-        )
-    finally:
-        os.close(fd)
+    end = await run(
+        [sys.executable, "-I", "-S", str(_WORKER), str(held.fd)],
+        cwd=None,
+        env=scrubbed(),
+        sink=take,
+        limit_ms=request.limit_ms + _STOP_AFTER_MS,
+        stdin=msgspec.json.encode(request),
+        pass_fds=(held.fd,),
+        grace_ms=0,
+    )
     lines = bytes(answer).split(b"\n")
     records: list[_Record] = []
     for line in lines:
@@ -178,21 +176,33 @@ async def _ask(workspace: Workspace, path: str, request: Request) -> tuple[list[
 def _decode(line: bytes) -> _Record:
     if line.startswith(b'["line"'):
         return msgspec.json.decode(line, type=tuple[str, str, int, str, bool])
-    return msgspec.json.decode(line, type=tuple[str, str, int])
+    return msgspec.json.decode(line, type=tuple[str, str])
 
 
-def _open(workspace: Workspace, path: str, *, file_too: bool) -> tuple[int, str]:
-    """A descriptor of the file or folder, to be closed by the caller; how to name the file."""
-    opened = workspace.file(path) if file_too and not workspace.is_folder(path) else None
-    with opened or workspace.folder(path) as place:
-        return os.dup(place.fd), place.shown
+class _Held:
+    """A descriptor that closes when nobody holds it: its opener may have been cancelled."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = os.dup(fd)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+def _open(workspace: Workspace, path: str, *, file_too: bool) -> tuple[_Held, str]:
+    """The open file or folder, and what stands before the paths found in it."""
+    if file_too and not workspace.is_folder(path):
+        with workspace.file(path) as file:
+            return _Held(file.fd), file.shown
+    with workspace.folder(path) as folder:
+        return _Held(folder.fd), "" if folder.shown == "." else folder.shown + "/"
 
 
 def _grep_lines(records: Sequence[_Record], *, spaced: bool) -> list[str]:
     lines: list[str] = []
     last: tuple[str, int] | None = None
     for record in records:
-        if len(record) == 3:
+        if len(record) == 2:
             lines.append(record[1])
             continue
         _, path, number, text, is_match = record

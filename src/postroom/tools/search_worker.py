@@ -28,8 +28,17 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
+place = ""
+
+
 def emit(*values: object) -> None:
     sys.stdout.write(json.dumps(values) + "\n")
+
+
+def shown(path: str) -> str:
+    """A path as text on one line, whatever bytes its names are made of."""
+    path = (place + path).encode("utf-8", "replace").decode()
+    return path if path.isprintable() else ascii(path)
 
 
 def walk(fd: int, prefix: str) -> Iterator[tuple[int, str, str, bool]]:
@@ -56,18 +65,14 @@ def walk(fd: int, prefix: str) -> Iterator[tuple[int, str, str, bool]]:
 def glob(request: dict[str, object], fd: int, deadline: float) -> str:
     pattern = re.compile(str(request["glob"]), re.DOTALL)
     left = int(str(request["limit"]))
-    for folder, name, path, is_folder in walk(fd, ""):
+    for _, _, path, is_folder in walk(fd, ""):
         if time.monotonic() > deadline:
             return "time"
         if pattern.fullmatch(path):
             if not left:
                 return "limit"
             left -= 1
-            try:
-                at = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns
-            except OSError:
-                continue
-            emit("path", path + "/" * is_folder, at)
+            emit("path", shown(path) + "/" * is_folder)
     return "all"
 
 
@@ -119,18 +124,18 @@ class Grep:
                         return "limit"
                     self.left -= 1
                     if self.files_only:
-                        emit("path", path, 0)
+                        emit("path", shown(path))
                         return "all"
                     for earlier in before:
-                        emit("line", path, *earlier, False)
+                        emit("line", shown(path), *earlier, False)
                     before.clear()
-                    emit("line", path, number, cut(text, match.start()), True)
+                    emit("line", shown(path), number, cut(text, match.start()), True)
                     # What was found so far must be there even if the next line takes for ever.
                     sys.stdout.flush()
                     after = self.context
                 elif after:
                     after -= 1
-                    emit("line", path, number, cut(text, 0), False)
+                    emit("line", shown(path), number, cut(text, 0), False)
                 else:
                     before.append((number, cut(text, 0)))
                 if not number % 256 and time.monotonic() > deadline:
@@ -148,7 +153,9 @@ def cut(text: str, at: int) -> str:
 
 
 def main() -> None:
+    global place
     request = json.load(sys.stdin)
+    place = request["place"]
     fd = int(sys.argv[1])
     deadline = time.monotonic() + request["limit_ms"] / 1000
     if request["kind"] == "glob":
@@ -158,7 +165,7 @@ def main() -> None:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             ended = grep.tree(fd, deadline)
         else:
-            ended = grep.file(fd, request["name"], deadline)
+            ended = grep.file(fd, "", deadline)
     emit("end", ended)
 
 
