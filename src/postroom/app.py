@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-
 from postroom import mint
 from postroom.config import Limits, data_dir, default_database
 from postroom.domain.ids import ClaimToken, CoreId, SessionId

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 
 from postroom.domain.ids import (
@@ -16,9 +17,13 @@ from postroom.domain.ids import (
     ulid,
 )
 
+# Ids must be unique, not secret: a generator seeded by the system spares a system call an id.
+_random = random.Random(os.urandom(32))
+os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
+
 
 def _ulid() -> str:
-    return ulid(time.time_ns() // 1_000_000, os.urandom(10))
+    return ulid(time.time_ns() // 1_000_000, _random.getrandbits(80))
 
 
 def session_id() -> SessionId:
@@ -56,4 +61,4 @@ def node_id() -> NodeId:
 
 
 def claim_token() -> ClaimToken:
-    return ClaimToken(os.urandom(12).hex())
+    return ClaimToken(f"{_random.getrandbits(96):024x}")

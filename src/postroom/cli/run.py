@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,7 +38,7 @@ TIMEOUT = 124
 _TOOL_GRACE_S = 5.0
 
 
-class RunOutput(str, Enum):
+class RunOutput(StrEnum):
     text = "text"
     json = "json"
     stream_json = "stream-json"

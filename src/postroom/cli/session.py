@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look at sessions, export, fork and delete them.", no_args_is_help=True)
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     jsonl = "jsonl"
     markdown = "markdown"
 
@@ -198,7 +198,7 @@ def delete(
         )
 
 
-def _id(text: str):  # noqa: ANN202
+def _id(text: str):
     from postroom.domain.ids import session_id
 
     return session_id(text)

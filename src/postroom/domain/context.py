@@ -57,11 +57,15 @@ class ContextMessage:
 
 
 class Context:
-    """The active history of one session, grown event by event."""
+    """The active history of one session, grown event by event.
 
-    __slots__ = ("_open", "messages", "seq")
+    ``bytes`` is the size of the events taken: about what it costs in memory, several times over.
+    """
+
+    __slots__ = ("_open", "bytes", "messages", "seq")
 
     def __init__(self) -> None:
+        self.bytes = 0
         self.messages: list[ContextMessage] = []
         self.seq = 0
         self._open: dict[str, None] = {}
@@ -77,15 +81,14 @@ class Context:
         if isinstance(data, ToolResult) and data.late:
             return
         self.seq = event.seq
+        self.bytes += len(event.raw)
         if isinstance(data, UserMessage):
             self._close(event.seq)
             self.messages.append(ContextMessage("user", _as_seen(data.message), event.seq))
         elif isinstance(data, AssistantReply):
             self._close(event.seq)
             if data.message.content:
-                self.messages.append(
-                    ContextMessage("assistant", data.message.content, event.seq)
-                )
+                self.messages.append(ContextMessage("assistant", data.message.content, event.seq))
             for block in data.message.content:
                 if isinstance(block, ToolCall):
                     self._open[block.call_id] = None

@@ -26,12 +26,12 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _MESSAGE_ID = re.compile(r"msg_[A-Za-z0-9_-]{1,96}\Z")
 
 
-def ulid(at_ms: int, entropy: bytes) -> str:
+def ulid(at_ms: int, entropy: int) -> str:
     """A ULID: 26 characters, sortable by ``at_ms`` (Unix milliseconds).
 
-    ``entropy`` is 10 random bytes.
+    ``entropy`` is a random number of 80 bits.
     """
-    value = (at_ms & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(entropy, "big")
+    value = (at_ms & 0xFFFF_FFFF_FFFF) << 80 | entropy
     pairs = _PAIRS
     return "".join([pairs[value >> shift & 0x3FF] for shift in range(120, -1, -10)])
 

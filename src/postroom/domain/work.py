@@ -61,6 +61,4 @@ def give_back(work: Work) -> Work:
 
 
 def holds(work: Work, fence: Fence) -> bool:
-    return (
-        work.status == "claimed" and work.epoch == fence.epoch and work.token == fence.token
-    )
+    return work.status == "claimed" and work.epoch == fence.epoch and work.token == fence.token

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 from postroom import mint
+from postroom.config import Limits
 from postroom.domain.event import AgentIdle, CancelCause, Event
 from postroom.domain.ids import ClaimToken, MessageId, SessionId
 from postroom.domain.message import Message, Source, parse_content
 from postroom.domain.run import RunResult, ends, fold_run, interval
 from postroom.domain.turn import Status
-from postroom.config import Limits
 from postroom.errors import CommitUncertain, RunTimeout, StoreClosed
 from postroom.flow.feed import Feed
 from postroom.ports.store import Store
@@ -223,7 +223,7 @@ class Agent:
     ) -> RunResult:
         """Waits for the end of the interval that starts at the receipt, and folds it."""
         quiescent = until == "quiescent"
-        await self._or_closing(collector.wait(receipt.seq, quiescent))
+        await collector.wait(receipt.seq, quiescent, self._closing)
         events = collector.since(receipt.seq, quiescent)
         if events is None:
             return await self.fold(receipt.message_id, until=until)
@@ -272,33 +272,44 @@ class Collector:
         self._seq: int | None = None
         self._quiescent = False
         self._events: list[Event] = []
-        self._news = asyncio.Event()
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._subscription = store.subscribe(session_id, self._take)
 
     def _take(self, events: Sequence[Event]) -> None:
         self._events.extend(events)
-        if any(e.type == AgentIdle.TYPE for e in events):
-            self._news.set()
-            if self.on_end is not None and self._ended():
-                self.on_end()
+        if self._seq is not None:
+            self._look(events)
 
-    def watch(self, seq: int, quiescent: bool) -> None:
-        """From now on an end is one of the interval that starts at ``seq``."""
+    def _look(self, events: Sequence[Event]) -> None:
+        assert self._seq is not None
+        for event in events:
+            if event.seq > self._seq and ends(event, quiescent=self._quiescent):
+                if self.on_end is not None:
+                    self.on_end()
+                if not self._end.done():
+                    self._end.set_result(None)
+                return
+
+    async def wait(self, seq: int, quiescent: bool, closing: asyncio.Future[None]) -> None:
+        """Returns once an event after ``seq`` ends the interval.
+
+        Raises:
+            StoreClosed: ``closing`` came first.
+        """
         self._seq, self._quiescent = seq, quiescent
-        if self.on_end is not None and self._ended():
-            self.on_end()
+        self._look(self._events)
+        if self._end.done():
+            return
 
-    def _ended(self) -> bool:
-        return self._seq is not None and any(
-            e.seq > self._seq and ends(e, quiescent=self._quiescent) for e in self._events
-        )
+        def close(_: asyncio.Future[None]) -> None:
+            if not self._end.done():
+                self._end.set_exception(StoreClosed("the runtime is closing"))
 
-    async def wait(self, seq: int, quiescent: bool) -> None:
-        """Returns once an event after ``seq`` ends the interval."""
-        self.watch(seq, quiescent)
-        while not self._ended():
-            self._news.clear()
-            await self._news.wait()
+        closing.add_done_callback(close)
+        try:
+            await self._end
+        finally:
+            closing.remove_done_callback(close)
 
     def since(self, seq: int, quiescent: bool) -> list[Event] | None:
         """The interval, if every event of it was seen; None if it must be read from the log."""

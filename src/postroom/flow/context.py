@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from postroom.domain.context import Context, ContextMessage
 from postroom.domain.event import Event
 from postroom.domain.ids import SessionId
-from postroom.domain.message import Media, Text, ToolCall
+from postroom.domain.message import Media
 from postroom.ports.artifact import ArtifactStore
 from postroom.ports.model import Model
 from postroom.ports.store import Store
@@ -48,9 +48,7 @@ class Contexts:
         grow(context, await self._store.read(read_history, session_id, context.seq))
 
     def keep(self, session_id: SessionId, context: Context) -> None:
-        size = sum(map(_size, context.messages)) if len(context.messages) < 64 else 0
-        if not size:
-            size = sum(map(_size, context.messages[-64:])) * len(context.messages) // 64
+        size = _FACTOR * context.bytes + _ENTRY_BYTES * len(context.messages)
         self._kept[session_id] = (context, size)
         self._bytes += size
         while self._bytes > self._bytes_max and self._kept:
@@ -68,20 +66,9 @@ def grow(context: Context, events: Iterable[Event]) -> None:
         context.add(event)
 
 
+# An entry is held decoded and, once sent, encoded; around both stand Python's own objects.
+_FACTOR = 2
 _ENTRY_BYTES = 400
-
-
-def _size(message: ContextMessage) -> int:
-    """About what one entry costs in memory."""
-    size = _ENTRY_BYTES
-    for block in message.content:
-        if isinstance(block, Text):
-            size += len(block.text)
-        elif isinstance(block, ToolCall):
-            size += len(block.arguments)
-    if message.encoded is not None:
-        size += len(message.encoded[1])
-    return size
 
 
 async def load_media(
@@ -94,7 +81,8 @@ async def load_media(
     media: dict[str, bytes] = {}
     for message in messages:
         for block in message.content:
-            if isinstance(block, Media) and block.media_type in accepts:
-                if block.artifact not in media:
-                    media[block.artifact] = await artifacts.get(block.artifact)
+            if not isinstance(block, Media) or block.artifact in media:
+                continue
+            if block.media_type in accepts:
+                media[block.artifact] = await artifacts.get(block.artifact)
     return media

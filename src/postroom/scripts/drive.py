@@ -34,7 +34,7 @@ from postroom.domain.turn import (
     TakeOver,
     decide,
 )
-from postroom.domain.work import Fence, claim, give_back
+from postroom.domain.work import Fence, claim, give_back, ready
 from postroom.errors import StaleClaim
 from postroom.ports.store import Tx
 from postroom.scripts.inbox import Operation, Receipt, RunMode, put_message
@@ -413,10 +413,10 @@ def queue_and_claim(
     work = session.drive()
     if work.token == offer.token:
         return receipt, _drive(session, Fence(work.epoch, offer.token), False, _already(session))
-    if not idle or session.state.status == "idle" or work.status != "ready":
+    if not idle or session.state.status == "idle" or work.status == "claimed":
         session.save()
         return receipt, None
-    claimed = claim(work, offer.node, offer.token, lapsed=False)
+    claimed = claim(ready(work), offer.node, offer.token, lapsed=False)
     assert claimed is not None
     write_work(tx, DRIVE, session_id, claimed)
     session.wakes_drive = False

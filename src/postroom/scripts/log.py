@@ -10,6 +10,7 @@ from postroom.domain.event import (
     ForkPoint,
     HistoryCompacted,
     SessionCreated,
+    Target,
     decode_data,
     encode_data,
 )
@@ -45,7 +46,7 @@ class PendingInfo(msgspec.Struct, frozen=True, rename="camel"):
     """One pending message. ``list`` is ``next_turn`` or ``next_step``."""
 
     message: Message
-    list: str
+    list: Target
     wakes: bool
     seq: int
 
@@ -57,8 +58,11 @@ _INFO = (
 
 
 def _info(row: Row) -> SessionInfo:
-    state = _decode_state(str(row[8]))
-    return SessionInfo(*row[:8], state.turns, row[11], row[9], row[10])
+    turns = _decode_state(row[8]).turns
+    core_id, owner, cwd, parent, title, status, head = row[1:8]
+    return SessionInfo(
+        row[0], core_id, owner, cwd, parent, title, status, head, turns, row[11], row[9], row[10]
+    )
 
 
 def session_info(tx: Tx, session_id: SessionId) -> SessionInfo:
@@ -128,8 +132,10 @@ def list_pending(tx: Tx, session_id: SessionId) -> list[PendingInfo]:
         "SELECT lane, pos, wakes, message FROM inbox WHERE sid = :sid ORDER BY lane, pos",
         {"sid": sid},
     )
-    names = ("next_step", "next_turn")
-    return [PendingInfo(_decode_message(r[3]), str(names[r[0]]), bool(r[2]), r[1]) for r in rows]
+    return [
+        PendingInfo(_decode_message(raw), "next_turn" if lane else "next_step", bool(wakes), pos)
+        for lane, pos, wakes, raw in rows
+    ]
 
 
 def agent_status(tx: Tx, session_id: SessionId) -> tuple[Status, int]:

@@ -50,6 +50,7 @@ class LockedSession:
     __slots__ = (
         "_lanes",
         "_now",
+        "_puts",
         "_rows",
         "appended",
         "before",
@@ -85,6 +86,7 @@ class LockedSession:
         self._rows: list[dict[str, SqlValue]] = []
         self._now = tx.now()
         self._lanes: dict[MessageId, tuple[int, int]] = {}
+        self._puts: dict[MessageId, dict[str, SqlValue]] = {}
 
     # ---- reading what a decision needs ----
 
@@ -154,7 +156,6 @@ class LockedSession:
             self._lanes[data.message.id] = (lane, self.head)
             self._put(data.message, lane, self.head, data.wakes)
         elif isinstance(data, AgentRunning):
-            ready_work(tx, DRIVE, self.id)
             self.wakes_drive = True
         elif isinstance(data, AgentIdle):
             release_work(tx, DRIVE, self.id)
@@ -184,20 +185,18 @@ class LockedSession:
                 "hash": content_hash(message.content),
             },
         )
-        self.tx.execute(
-            "INSERT INTO inbox (sid, lane, pos, id, wakes, message)"
-            " VALUES (:sid, :lane, :pos, :id, :wakes, :message)",
-            {
-                "sid": self.sid,
-                "lane": lane,
-                "pos": pos,
-                "id": message.id,
-                "wakes": int(wakes),
-                "message": _encode(message).decode(),
-            },
-        )
+        self._puts[message.id] = {
+            "sid": self.sid,
+            "lane": lane,
+            "pos": pos,
+            "id": message.id,
+            "wakes": int(wakes),
+            "message": _encode(message).decode(),
+        }
 
     def _take(self, message_id: MessageId) -> None:
+        if self._puts.pop(message_id, None) is not None:
+            return  # put and taken by one script: the row is never written
         lane, pos = self._lanes[message_id]
         self.tx.execute(
             "DELETE FROM inbox WHERE sid = :sid AND lane = :lane AND pos = :pos",
@@ -208,6 +207,13 @@ class LockedSession:
         """Writes the appended events and the session row, once, at the end of the script."""
         if not self._rows:
             return
+        for row in self._puts.values():
+            self.tx.execute(
+                "INSERT INTO inbox (sid, lane, pos, id, wakes, message)"
+                " VALUES (:sid, :lane, :pos, :id, :wakes, :message)",
+                row,
+            )
+        self._puts.clear()
         self.tx.execute_many(
             "INSERT INTO event (sid, seq, type, at, data) VALUES (:sid, :seq, :type, :at, :data)",
             self._rows,
@@ -230,6 +236,7 @@ class LockedSession:
         )
         self._rows = []
         if self.wakes_drive:
+            ready_work(self.tx, DRIVE, self.id)
             self.tx.wake(DRIVE, self.id)
 
 
@@ -357,8 +364,10 @@ def read_work(tx: Tx, kind: str, key: str) -> Work:
 
 def write_work(tx: Tx, kind: str, key: str, work: Work) -> None:
     tx.execute(
-        "UPDATE work SET status = :status, epoch = :epoch, token = :token, owner = :owner"
-        " WHERE kind = :kind AND key = :key",
+        "INSERT INTO work (kind, key, status, epoch, token, owner)"
+        " VALUES (:kind, :key, :status, :epoch, :token, :owner)"
+        " ON CONFLICT (kind, key) DO UPDATE SET status = excluded.status,"
+        " epoch = excluded.epoch, token = excluded.token, owner = excluded.owner",
         {
             "status": work.status,
             "epoch": work.epoch,

@@ -12,11 +12,11 @@ import sys
 from html.parser import HTMLParser
 
 _UNSEEN = {"script", "style", "noscript", "template", "svg", "iframe", "object", "canvas"}
-_BLOCKS = {
-    "address article aside blockquote body dd details div dl dt fieldset figcaption figure footer "
-    "form header hr main nav ol p section summary table tbody thead tfoot tr ul"
+_BLOCK = {
+    *("address", "article", "aside", "blockquote", "body", "dd", "details", "div", "dl", "dt"),
+    *("fieldset", "figcaption", "figure", "footer", "form", "header", "hr", "main", "nav", "ol"),
+    *("p", "section", "summary", "table", "tbody", "thead", "tfoot", "ul"),
 }
-_BLOCK = set(" ".join(_BLOCKS).split())
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _SPACE = re.compile(r"[ \t\r\n\f]+")
 _GAPS = re.compile(r"\n{3,}")
@@ -33,6 +33,7 @@ class _Reader(HTMLParser):
         self._links: list[tuple[str, int]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in_title = False  # a title that was never closed ends at the next tag
         if tag in _UNSEEN:
             self._unseen += 1
         elif self._unseen:

@@ -5,7 +5,7 @@ It runs nothing and decides nothing: the turn loop calls a tool, the policy says
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from postroom.domain.event import ToolSpec
 from postroom.errors import DuplicateTool, UnknownTool
@@ -15,8 +15,12 @@ from postroom.tools.function import FunctionTool, tool
 __all__ = ["FunctionTool", "Registry", "tool"]
 
 
-class Registry:
-    """Tools in the order they were added, which is the order a model is told of them."""
+class Registry(Mapping[str, Tool]):
+    """Name to tool, in the order they were added, which is the order a model is told of them.
+
+    As a mapping, ``get`` answers None for a name that is not there; ``registry[name]`` raises
+    `UnknownTool`, whose message says which names there are.
+    """
 
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         self._tools: dict[str, Tool] = {}
@@ -35,20 +39,6 @@ class Registry:
         self._tools[name] = added
         return added
 
-    def get(self, name: str) -> Tool:
-        """The tool of that name.
-
-        Raises:
-            UnknownTool: there is none; says which there are.
-        """
-        found = self._tools.get(name)
-        if found is None:
-            raise UnknownTool(
-                f"there is no tool named {name[:100]!r}",
-                hint=f"there is {', '.join(self._tools)}" if self._tools else "there is none",
-            )
-        return found
-
     def only(self, names: Iterable[str]) -> Registry:
         """Some of these tools, in the order of ``names``.
 
@@ -56,22 +46,29 @@ class Registry:
             UnknownTool: one of them is not here.
             DuplicateTool: one is named twice.
         """
-        return Registry(self.get(name) for name in names)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._tools)
+        return Registry(self[name] for name in names)
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
         """What a model is told, in order."""
         return tuple(each.spec for each in self._tools.values())
 
+    def __getitem__(self, name: str) -> Tool:
+        found = self._tools.get(name)
+        if found is None:
+            known = f"there is {', '.join(self._tools)}" if self._tools else "there is none"
+            raise UnknownTool(f"there is no tool named {name[:100]!r}", hint=known)
+        return found
+
+    def get(self, name: str, default: Tool | None = None) -> Tool | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The tool of that name, or ``default``."""
+        return self._tools.get(name, default)
+
     def __contains__(self, name: object) -> bool:
         return name in self._tools
 
-    def __iter__(self) -> Iterator[Tool]:
-        return iter(self._tools.values())
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tools)
 
     def __len__(self) -> int:
         return len(self._tools)
