@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from postroom import mint
-from postroom.config import Limits, data_dir, default_database
+from postroom.config import Limits
 from postroom.domain.ids import ClaimToken, CoreId, SessionId
 from postroom.domain.ids import session_id as checked_session_id
 from postroom.domain.message import Source
@@ -24,6 +24,7 @@ from postroom.flow.core import Core, CoreSource
 from postroom.flow.live import LiveHub
 from postroom.flow.supervisor import Supervisor
 from postroom.flow.turn import Parts
+from postroom.home import default_database, home
 from postroom.ports.artifact import ArtifactStore
 from postroom.ports.clock import Clock, SystemClock
 from postroom.ports.store import Store
@@ -183,7 +184,7 @@ async def open_store(
 def artifacts_beside(database: str) -> Path:
     """Where the artifacts of a database lie by default: in a folder beside its file."""
     if "://" in database:
-        return data_dir() / "artifacts"
+        return home() / "artifacts"
     path = Path(database)
     return path.with_name(path.name + "-artifacts")
 

@@ -6,8 +6,6 @@ the environment, then the core, then these defaults.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 
@@ -33,14 +31,3 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     recovery_attempts_max: int = 3
     drain_ms: int = 20_000
     context_cache_bytes_max: int = 64 * 1024 * 1024
-
-
-def data_dir() -> Path:
-    """The platform's user data directory of Postroom."""
-    from platformdirs import user_data_path
-
-    return user_data_path("postroom", appauthor=False)
-
-
-def default_database() -> str:
-    return str(data_dir() / "postroom.db")

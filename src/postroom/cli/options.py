@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from postroom.config import default_database
 from postroom.errors import UsageError
+from postroom.home import default_database
 
 if TYPE_CHECKING:
     from postroom.ports.store import Store

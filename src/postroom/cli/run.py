@@ -137,10 +137,13 @@ class _OneShot:
         from postroom.cores import builtin_cores
         from postroom.domain.ids import CoreId, session_id
         from postroom.domain.message import parse_content
+        from postroom.home import environment
 
         content = parse_content(self._text)
         name = mint.session_id() if self._session is None else session_id(self._session)
-        cores = builtin_cores(model=self._model, environ=os.environ, turn_steps_max=self._max_steps)
+        cores = builtin_cores(
+            model=self._model, environ=environment(), turn_steps_max=self._max_steps
+        )
         cores(CoreId(self._core) if self._core else DEFAULT_CORE)  # a wrong model fails here
         self._catch_signals()
         async with open_room(

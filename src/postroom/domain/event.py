@@ -190,7 +190,9 @@ class UserMessage(Data, frozen=True):
 
 
 class AssistantReply(Data, frozen=True):
-    """``interrupted``: the text that had arrived when the turn was cancelled."""
+    """``model`` is the reference it was asked by. ``interrupted``: the text that had arrived when
+    the turn was cancelled.
+    """
 
     TYPE = "assistant/message"
     turn: int

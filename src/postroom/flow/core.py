@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TypeAlias
 
@@ -15,6 +15,50 @@ from postroom.ports.model import Model
 from postroom.ports.policy import Policy
 from postroom.ports.tool import Tool
 from postroom.scripts.drive import Header
+from postroom.scripts.usage import UsageRow
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """Caps on what is spent; None: no cap. Tokens are input and output together.
+
+    ``prices`` gives US dollars of (input, cached, output) tokens for each model whose price is
+    known, by its reference. What an unknown price costs counts as nothing.
+    """
+
+    session_tokens_max: int | None = None
+    day_tokens_max: int | None = None
+    day_cost_max_usd: float | None = None
+    prices: Mapping[str, Callable[[int, int, int], float]] = {}
+
+    @property
+    def capped(self) -> bool:
+        return (self.session_tokens_max, self.day_tokens_max, self.day_cost_max_usd) != (
+            None,
+            None,
+            None,
+        )
+
+    def spent(self, session: Sequence[UsageRow], day: Sequence[UsageRow]) -> str | None:
+        """Which cap is reached, in words; None if none is."""
+        cap = self.session_tokens_max
+        tokens = sum(u.input_tokens + u.output_tokens for u in session)
+        if cap is not None and tokens >= cap:
+            return f"this session has used {tokens:,} tokens, its cap is {cap:,}"
+        cap = self.day_tokens_max
+        tokens = sum(u.input_tokens + u.output_tokens for u in day)
+        if cap is not None and tokens >= cap:
+            return f"{tokens:,} tokens were used today, the cap is {cap:,}"
+        dollars = sum(self.cost_usd(u) or 0 for u in day)
+        if self.day_cost_max_usd is not None and dollars >= self.day_cost_max_usd:
+            return f"${dollars:.2f} were spent today, the cap is ${self.day_cost_max_usd:.2f}"
+        return None
+
+    def cost_usd(self, usage: UsageRow) -> float | None:
+        """What this usage cost; None if the model's price is not known."""
+        price = self.prices.get(usage.model)
+        if price is None:
+            return None
+        return price(usage.input_tokens, usage.cached_tokens, usage.output_tokens)
 
 
 class Core:
@@ -34,6 +78,7 @@ class Core:
         params: Params | None = None,
         policy: Policy | None = None,
         turn_steps_max: int | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.id = id
         self.revision = revision
@@ -43,6 +88,7 @@ class Core:
         self.params = params or Params()
         self.policy = policy
         self.turn_steps_max = turn_steps_max
+        self.budget = budget or Budget()
         self._headers: dict[str, Header] = {}
 
     @cached_property

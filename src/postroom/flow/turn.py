@@ -50,6 +50,7 @@ from postroom.errors import (
     CommitUncertain,
     ModelError,
     NotCommitted,
+    PostroomError,
     StaleClaim,
     StoreClosed,
     ToolFailure,
@@ -74,6 +75,7 @@ from postroom.ports.store import Store, Tx
 from postroom.ports.tool import ToolContext, ToolOutput
 from postroom.scripts import drive as scripts
 from postroom.scripts.drive import Drive, Header, Judged, Progress
+from postroom.scripts.usage import usage_of_day, usage_of_session
 
 log = logging.getLogger("postroom.turn")
 
@@ -93,6 +95,10 @@ class Parts(msgspec.Struct, frozen=True):
     contexts: Contexts
     live: LiveHub
     limits: Limits
+
+
+class BudgetSpent(PostroomError):
+    code = "budget"
 
 
 class Interrupted(Exception):
@@ -219,6 +225,8 @@ class Driver:
             return await self._finish(turn, EndReason("completed"), partial.reply(turn))
         except ModelError as error:
             return await self._finish(turn, _error_reason(error))
+        except BudgetSpent as error:
+            return await self._finish(turn, EndReason("error", code="budget", message=str(error)))
         return await self._take(turn, reply, model, progress)
 
     async def _take(
@@ -235,7 +243,7 @@ class Driver:
             turn.number,
             turn.step,
             AssistantMessage(mint.reply_id(), content),
-            reply.model or model.ref,
+            model.ref,
             reply.finish,
             reply.usage,
         )
@@ -273,6 +281,7 @@ class Driver:
         self, turn: OpenTurn, progress: Progress, partial: _Partial
     ) -> tuple[Reply, Model]:
         """One reply from the first model that gives one; failed attempts leave only a retry fact."""
+        await self._check_budget()
         models = self._in_use.models
         number = progress.state.requests
         attempt = turn.retries
@@ -303,6 +312,18 @@ class Driver:
                 if following is not None:
                     break
         raise AssertionError("a core has at least one model")
+
+    async def _check_budget(self) -> None:
+        budget = self._in_use.budget
+        if not budget.capped:
+            return
+        session = await self._store.read(usage_of_session, self._id)
+        day = await self._store.read(usage_of_day, self._in_use.id)
+        reached = budget.spent(session, day)
+        if reached is not None:
+            raise BudgetSpent(
+                reached, hint="raise the cap in core.toml, or wait; nothing was asked"
+            )
 
     async def _attempt(self, turn: OpenTurn, number: int, model: Model, partial: _Partial) -> Reply:
         messages = self._context.view()

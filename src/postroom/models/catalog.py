@@ -124,6 +124,13 @@ class Price(msgspec.Struct, frozen=True):
     cached: float
     output: float
 
+    def cost_of(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> float:
+        """US dollars of so many tokens; ``cached_tokens`` are part of ``input_tokens``."""
+        fresh = input_tokens - cached_tokens
+        return (
+            fresh * self.input + cached_tokens * self.cached + output_tokens * self.output
+        ) / 1_000_000
+
 
 class Facts(msgspec.Struct, frozen=True):
     """``window``: tokens of a request and its reply together. None: unknown."""
@@ -139,7 +146,7 @@ _FACTS: dict[str, Facts] = {
     "openai:gpt-6.1-sol": Facts(1_050_000, Price(2.00, 0.10, 10.00)),
     "openai:gpt-5.6-luna": Facts(1_050_000, Price(0.20, 0.02, 1.20)),
     "openai:gpt-5.6-terra": Facts(1_050_000, Price(2.00, 0.20, 12.00)),
-    "openai:gpt-5.6-sol": Facts(1_050_000, Price(4.00, 0.40, 20.00)),
+    "openai:gpt-5.6-sol": Facts(1_050_000),
     "openai:gpt-4.1": Facts(1_047_576, Price(2.00, 0.50, 8.00)),
     "openai:gpt-4.1-mini": Facts(1_047_576, Price(0.40, 0.10, 1.60)),
     "openai:gpt-4o": Facts(128_000, Price(2.50, 1.25, 10.00)),

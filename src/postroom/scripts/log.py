@@ -300,7 +300,7 @@ def delete_session(tx: Tx, session_id: SessionId) -> bool:
     sid, status = rows[0]
     if status != "idle":
         raise InputError(f"{session_id} is running", hint="cancel it and wait until it is idle")
-    for table in ("inbox", "run"):
+    for table in ("inbox", "run", "usage"):
         tx.execute(f"DELETE FROM {table} WHERE sid = :sid", {"sid": sid})
     newest = tx.execute("SELECT coalesce(max(id), 0) FROM event")[0][0]
     tx.execute("DELETE FROM event WHERE sid = :sid", {"sid": sid})

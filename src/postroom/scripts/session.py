@@ -11,6 +11,7 @@ from postroom.domain.context import HISTORY_TYPES
 from postroom.domain.event import (
     AgentIdle,
     AgentRunning,
+    AssistantReply,
     Event,
     EventData,
     HistoryCompacted,
@@ -32,6 +33,7 @@ from postroom.errors import SessionExists, StaleClaim, UnknownSession
 from postroom.ports.store import Row, SqlValue, Tx
 
 DRIVE = "session.drive"
+_DAY_MS = 86_400_000
 LANES = {"next_step": 0, "next_turn": 1}
 
 _replace = msgspec.structs.replace
@@ -112,6 +114,10 @@ class LockedSession:
             message = _decode_message(raw)
             self._lanes[message.id] = (lane, pos)
             (second if lane else first).append(Pending(message, bool(wakes)))
+        for name, put in self._puts.items():  # not in the table yet
+            pending = self.state.inbox.find(name)
+            assert pending is not None
+            (second if put["lane"] else first).append(pending)
         self.state = _replace(self.state, inbox=Inbox(tuple(first), tuple(second)))
 
     def drive(self) -> Work:
@@ -169,11 +175,34 @@ class LockedSession:
             self._take(data.message_id)
             self._lanes[data.message.id] = (lane, pos)
             self._put(data.message, lane, pos, pending.wakes)
+        elif isinstance(data, AssistantReply):
+            self._count(data)
         elif isinstance(data, HistoryCompacted):
             tx.execute(
                 "UPDATE session SET context_from = :seq WHERE sid = :sid AND :first <= context_from",
                 {"seq": data.to_seq + 1, "first": data.from_seq, "sid": self.sid},
             )
+
+    def _count(self, reply: AssistantReply) -> None:
+        usage = reply.usage
+        if not usage.input_tokens and not usage.output_tokens:
+            return
+        self.tx.execute(
+            "INSERT INTO usage (sid, day, model, requests, input_tokens, output_tokens,"
+            " cached_tokens) VALUES (:sid, :day, :model, 1, :input, :output, :cached)"
+            " ON CONFLICT (sid, day, model) DO UPDATE SET requests = usage.requests + 1,"
+            " input_tokens = usage.input_tokens + excluded.input_tokens,"
+            " output_tokens = usage.output_tokens + excluded.output_tokens,"
+            " cached_tokens = usage.cached_tokens + excluded.cached_tokens",
+            {
+                "sid": self.sid,
+                "day": self._now // _DAY_MS,
+                "model": reply.model,
+                "input": usage.input_tokens,
+                "output": usage.output_tokens,
+                "cached": usage.cached_tokens,
+            },
+        )
 
     def _put(self, message: Message, lane: int, pos: int, wakes: bool) -> None:
         self.tx.execute(

@@ -83,6 +83,19 @@ MIGRATIONS: list[list[str]] = [
         ) {without_rowid}""",
         "INSERT INTO meta (key, value) VALUES ('scrub', '0')",
     ],
+    [
+        """CREATE TABLE usage (
+            sid BIGINT NOT NULL,
+            day BIGINT NOT NULL,
+            model TEXT NOT NULL,
+            requests BIGINT NOT NULL,
+            input_tokens BIGINT NOT NULL,
+            output_tokens BIGINT NOT NULL,
+            cached_tokens BIGINT NOT NULL,
+            PRIMARY KEY (sid, day, model)
+        ) {without_rowid}""",
+        "CREATE INDEX usage_day ON usage (day)",
+    ],
 ]
 
 VERSION = len(MIGRATIONS)

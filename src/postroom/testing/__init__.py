@@ -1,5 +1,37 @@
-"""Parts to test with, the same that Postroom's own tests use."""
+"""Parts to test with, the same that Postroom's own tests use.
+
+Played by hand: `PuppetModel`, `PuppetTool`, `ManualClock`. Prepared: `scripted`, `PlainTool`. In the
+way on purpose: `FaultyStore`. In any order: `every_schedule` and what stands at its gates.
+"""
 
 from postroom.testing.clock import ManualClock
+from postroom.testing.model import Asked, PuppetModel, calling, scripted
+from postroom.testing.scheduler import (
+    ScheduledModel,
+    ScheduledStore,
+    ScheduledTool,
+    Scheduler,
+    every_schedule,
+    random_schedules,
+)
+from postroom.testing.store import FaultyStore, StoreWrapper
+from postroom.testing.tool import Called, PlainTool, PuppetTool
 
-__all__ = ["ManualClock"]
+__all__ = [
+    "Asked",
+    "Called",
+    "FaultyStore",
+    "ManualClock",
+    "PlainTool",
+    "PuppetModel",
+    "PuppetTool",
+    "ScheduledModel",
+    "ScheduledStore",
+    "ScheduledTool",
+    "Scheduler",
+    "StoreWrapper",
+    "calling",
+    "every_schedule",
+    "random_schedules",
+    "scripted",
+]

@@ -236,7 +236,7 @@ def _schema(name: str, arguments: type[msgspec.Struct]) -> bytes:
         (root,), definitions = msgspec.json.schema_components(
             [arguments], schema_hook=_any_value, ref_template="#/$defs/{name}"
         )
-    except (TypeError, NotImplementedError) as error:
+    except TypeError as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(
             f"tool {name}: a parameter cannot be described as JSON: {reason}"
@@ -251,7 +251,7 @@ def _schema(name: str, arguments: type[msgspec.Struct]) -> bytes:
 def _any_value(type_: type) -> dict[str, Any]:
     if type_ is object:
         return {"description": "any JSON value"}
-    raise NotImplementedError(f"{type_.__name__} has no form in JSON")
+    raise TypeError(f"{type_.__name__} has no form in JSON")
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
