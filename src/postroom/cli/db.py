@@ -88,4 +88,4 @@ def _file(database: str, *, must_exist: bool = True) -> Path:
 
 
 def _shown(database: str) -> str:
-    return database if "://" not in database else database.split("@")[-1]
+    return database if "://" not in database else database.rsplit("@", maxsplit=1)[-1]

@@ -8,8 +8,10 @@ import sys
 
 import typer
 
-from postroom.cli import inbox, session
+from postroom.cli import db, inbox, model, session
+from postroom.cli.init import init_command
 from postroom.cli.run import run_command
+from postroom.cli.usage import usage_command
 from postroom.errors import PostroomError, UsageError
 
 app = typer.Typer(
@@ -22,6 +24,10 @@ app = typer.Typer(
 app.command("run")(run_command)
 app.add_typer(session.app, name="session")
 app.add_typer(inbox.app, name="inbox")
+app.add_typer(model.app, name="model")
+app.command("usage")(usage_command)
+app.command("init")(init_command)
+app.add_typer(db.app, name="db")
 
 
 def _version(value: bool) -> None:

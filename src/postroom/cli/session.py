@@ -178,6 +178,34 @@ def fork(
 
 
 @app.command()
+def retry(
+    session: SessionArgument, db: Database = None, output: OutputOption = Output.text
+) -> None:
+    """Queue the messages of failed turns again. They run with the next `postroom run`.
+
+    Failed turns are those since the last completed one that ended in an error, refused, or at a
+    limit. Each message is queued once, however often this is said.
+    """
+    from postroom.config import Limits
+    from postroom.scripts.inbox import retry_failed
+
+    async def work(store: Store) -> list[tuple[str, str]]:
+        pairs = await store.write(
+            retry_failed, _id(session), pending_max=Limits().pending_messages_max
+        )
+        return [(str(old), str(new)) for old, new in pairs]
+
+    pairs = with_store(database_of(db), work)
+    if output is Output.json:
+        print(json.dumps([{"messageId": old, "again": new} for old, new in pairs]))
+    elif not pairs:
+        print("No turn has failed since the last completed one.", file=sys.stderr)
+    else:
+        for old, new in pairs:
+            print(f"{old} again as {new}")
+
+
+@app.command()
 def delete(
     session: SessionArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

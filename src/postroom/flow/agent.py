@@ -14,6 +14,7 @@ from postroom import mint
 from postroom.config import Limits
 from postroom.domain.event import AgentIdle, CancelCause, Event
 from postroom.domain.ids import ClaimToken, MessageId, SessionId
+from postroom.domain.ids import message_id as checked_message_id
 from postroom.domain.message import Message, Source, parse_content
 from postroom.domain.run import RunResult, ends, fold_run, interval
 from postroom.domain.turn import Status
@@ -99,9 +100,14 @@ class Agent:
         run: RunMode | None = None,
         source: Source | None = None,
     ) -> Receipt:
-        """The receipt behind the three: what a protocol or a channel acknowledges with."""
+        """The receipt behind the three: what a protocol or a channel acknowledges with.
+
+        Raises, besides what `followup` does:
+            InputError: ``message_id`` is no message id.
+        """
         blocks = parse_content(content, bytes_max=self._limits.content_bytes_max)
-        message = Message(message_id or mint.message_id(), blocks, source or self._source)
+        name = mint.message_id() if message_id is None else checked_message_id(message_id)
+        message = Message(name, blocks, source or self._source)
         pending_max = self._limits.pending_messages_max
         offer = self._drives.offer() if self._drives is not None else None
         if self._drives is None or offer is None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from postroom.domain.event import CancelCause, InboxCancelled, InboxReplaced
+from postroom.domain.event import (
+    CancelCause,
+    InboxCancelled,
+    InboxReplaced,
+    TurnEnd,
+    TurnStart,
+    UserMessage,
+)
 from postroom.domain.ids import ClaimToken, MessageId, SessionId
 from postroom.domain.message import Message, content_hash
 from postroom.domain.turn import Cancel, Queue, Remove, Replace, decide
@@ -16,6 +24,8 @@ from postroom.scripts.session import LockedSession, lock_session
 
 Operation: TypeAlias = Literal["followup", "steer", "inject"]
 RunMode: TypeAlias = Literal["exclusive", "share"]
+
+_RETRIED = ("error", "refused", "max_steps", "max_tokens")
 
 
 class Receipt(msgspec.Struct, frozen=True, rename="camel"):
@@ -106,6 +116,42 @@ def own_run(session: LockedSession, message_id: MessageId, run: RunMode) -> None
         "INSERT INTO run (sid, message_id, exclusive) VALUES (:sid, :id, :exclusive)",
         {"sid": session.sid, "id": message_id, "exclusive": int(run == "exclusive")},
     )
+
+
+def retry_failed(
+    tx: Tx, session_id: SessionId, *, pending_max: int
+) -> list[tuple[MessageId, MessageId]]:
+    """Queues the messages of the turns that failed since the last completed one again.
+
+    The answer pairs each old id with its new one, in order. A new id is made of the old one, so
+    running again, or retrying twice, queues nothing twice; what failed again has an id of its own
+    to be made of.
+    """
+    session = lock_session(tx, session_id)
+    entered: list[Message] = []
+    failed: list[Message] = []
+    for event in session.events(0, TurnStart, UserMessage, TurnEnd):
+        data = event.data
+        if isinstance(data, TurnStart) and not data.recovery:
+            entered = []
+        elif isinstance(data, UserMessage):
+            entered.append(data.message)
+        elif isinstance(data, TurnEnd):
+            if data.reason.kind in _RETRIED:
+                failed.extend(entered)
+                entered = []
+            elif data.reason.kind != "interrupted":
+                failed = []
+    pairs: list[tuple[MessageId, MessageId]] = []
+    for old in failed:
+        digest = hashlib.sha256(old.id.encode()).hexdigest()[:26]
+        new = Message(MessageId(f"msg_again_{digest}"), old.content, old.source)
+        if tx.execute("SELECT 1 FROM message WHERE id = :id", {"id": new.id}):
+            continue
+        put_message(session, new, "followup", pending_max=pending_max, run=None)
+        pairs.append((old.id, new.id))
+    session.save()
+    return pairs
 
 
 def remove_message(tx: Tx, session_id: SessionId, message_id: MessageId, ref: ClaimToken) -> bool:

@@ -96,6 +96,60 @@ MIGRATIONS: list[list[str]] = [
         ) {without_rowid}""",
         "CREATE INDEX usage_day ON usage (day)",
     ],
+    [
+        """CREATE TABLE delivery (
+            id TEXT PRIMARY KEY,
+            sid BIGINT NOT NULL,
+            ord BIGINT NOT NULL,
+            kind TEXT NOT NULL,
+            owner_turn BIGINT,
+            status TEXT NOT NULL,
+            policy TEXT NOT NULL,
+            failure_history_text TEXT,
+            route TEXT,
+            attempts BIGINT NOT NULL DEFAULT 0,
+            reconciles BIGINT NOT NULL DEFAULT 0,
+            due BIGINT NOT NULL,
+            unknown_at BIGINT,
+            handed_over SMALLINT NOT NULL DEFAULT 0,
+            created_at BIGINT NOT NULL,
+            updated_at BIGINT NOT NULL,
+            expires_at BIGINT NOT NULL,
+            decided_by TEXT,
+            error TEXT
+        ) {without_rowid}""",
+        "CREATE INDEX delivery_lane ON delivery (sid, ord)",
+        """CREATE INDEX delivery_open ON delivery (status, updated_at)
+            WHERE status NOT IN ('sent')""",
+        """CREATE TABLE part (
+            delivery TEXT NOT NULL,
+            idx BIGINT NOT NULL,
+            kind TEXT NOT NULL,
+            content TEXT NOT NULL,
+            key TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            status TEXT NOT NULL,
+            reference TEXT,
+            first_attempt_at BIGINT,
+            error TEXT,
+            note TEXT,
+            PRIMARY KEY (delivery, idx)
+        ) {without_rowid}""",
+        """CREATE TABLE cursor (
+            channel TEXT NOT NULL,
+            name TEXT NOT NULL,
+            value TEXT NOT NULL,
+            updated_at BIGINT NOT NULL,
+            PRIMARY KEY (channel, name)
+        ) {without_rowid}""",
+        """CREATE TABLE dedupe (
+            channel TEXT NOT NULL,
+            key TEXT NOT NULL,
+            at BIGINT NOT NULL,
+            PRIMARY KEY (channel, key)
+        ) {without_rowid}""",
+        "CREATE INDEX dedupe_age ON dedupe (at)",
+    ],
 ]
 
 VERSION = len(MIGRATIONS)

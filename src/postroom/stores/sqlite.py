@@ -455,40 +455,13 @@ class SqliteStore:
                 _run(self._writer, "ROLLBACK")
 
     def _migrate(self) -> None:
-        connection = self._writer
         self._begin()
         try:
-            application = _run(connection, "PRAGMA application_id")[0][0]
-            version = _run(connection, "PRAGMA user_version")[0][0]
-            foreign = application not in (0, APPLICATION_ID) or (
-                application == 0
-                and _run(connection, "SELECT count(*) FROM sqlite_schema")[0][0] > 0
-            )
-            if foreign:
-                raise SchemaMismatch(
-                    f"{self.path} is another program's database",
-                    hint="choose another file with --db",
-                )
-            if version > VERSION:
-                raise SchemaMismatch(
-                    f"{self.path} has schema version {version}, this Postroom knows {VERSION}",
-                    hint="upgrade Postroom; nothing was changed",
-                )
-            words = {
-                "identity": "INTEGER PRIMARY KEY",
-                "without_rowid": "WITHOUT ROWID",
-            }
-            for migration in MIGRATIONS[version:]:
-                for statement in migration:
-                    _run(connection, statement.format_map(words))
-            if version < VERSION:
-                _run(connection, f"PRAGMA application_id = {APPLICATION_ID}")
-                _run(connection, f"PRAGMA user_version = {VERSION}")
-            _run(connection, "COMMIT")
+            made = migrate(self._writer, self.path, begun=True)
         except BaseException:
             self._rollback()
             raise
-        if os.name == "posix" and version == 0:
+        if made and os.name == "posix":
             with contextlib.suppress(OSError):
                 os.chmod(self.path, 0o600)
 
@@ -735,6 +708,37 @@ class SqliteStore:
             return False
         self._broken = None
         return True
+
+
+def migrate(connection: apsw.Connection, path: Path, *, begun: bool = False) -> bool:
+    """Brings a database's schema up to date in one transaction; whether the database is new.
+
+    Raises:
+        SchemaMismatch: it is another program's, or a newer Postroom's.
+    """
+    if not begun:
+        _run(connection, "BEGIN IMMEDIATE")
+    application = _run(connection, "PRAGMA application_id")[0][0]
+    version = _run(connection, "PRAGMA user_version")[0][0]
+    tables = _run(connection, "SELECT count(*) FROM sqlite_schema")[0][0]
+    if application not in (0, APPLICATION_ID) or (application == 0 and tables > 0):
+        raise SchemaMismatch(
+            f"{path} is another program's database", hint="choose another file with --db"
+        )
+    if version > VERSION:
+        raise SchemaMismatch(
+            f"{path} has schema version {version}, this Postroom knows {VERSION}",
+            hint="upgrade Postroom; nothing was changed",
+        )
+    words = {"identity": "INTEGER PRIMARY KEY", "without_rowid": "WITHOUT ROWID"}
+    for migration in MIGRATIONS[version:]:
+        for statement in migration:
+            _run(connection, statement.format_map(words))
+    if version < VERSION:
+        _run(connection, f"PRAGMA application_id = {APPLICATION_ID}")
+        _run(connection, f"PRAGMA user_version = {VERSION}")
+    _run(connection, "COMMIT")
+    return version == 0
 
 
 _WHAT = re.compile(r"^\w+Error: ")
