@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,6 +147,8 @@ class _OneShot:
         )
         cores(CoreId(self._core) if self._core else DEFAULT_CORE)  # a wrong model fails here
         self._catch_signals()
+        # The HTTP client takes a while to import: it does so while the database opens.
+        threading.Thread(target=_import_http, daemon=True).start()
         async with open_room(
             cores, database=self._database, only=name, drain_ms=int(_TOOL_GRACE_S * 1000)
         ) as room:
@@ -213,6 +216,11 @@ class _OneShot:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
+
+
+def _import_http() -> None:
+    with contextlib.suppress(ImportError):
+        import postroom.models.http  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 class _Shown:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from postroom import mint
+from postroom.domain.event import Event, TurnCancel
 from postroom.domain.ids import ClaimToken, SessionId
 from postroom.errors import StoreClosed, StoreError
 from postroom.flow.core import Core
@@ -21,6 +23,7 @@ from postroom.scripts.session import DRIVE
 log = logging.getLogger("postroom.supervisor")
 
 _LOOK_LIMIT = 500
+_CANCELS_KEPT = 10_000
 _LOOK_EVERY_LONGEST_S = 15.0
 _AGAIN_S = (0.1, 1.0, 5.0, 30.0)
 
@@ -40,7 +43,9 @@ class Supervisor:
         self._look_once_more = False
         self._timer: asyncio.TimerHandle | None = None
         self._delayed: set[asyncio.TimerHandle] = set()
+        self._cancels: dict[SessionId, int] = {}
         self._subscriptions = [
+            self._store.subscribe(None, self._on_events),
             self._store.on_work(self._on_work),
             self._store.on_lease_lost(self._on_lease_lost),
         ]
@@ -68,6 +73,7 @@ class Supervisor:
             self._again[session_id] = (claimed, token)
             return
         driver = Driver(self._parts, session_id, token=token)
+        driver.cancel_turn(self._cancels.pop(session_id, 0))
         if not self._claiming:
             driver.drain()
         task = self._loop.create_task(driver.run(claimed), name=f"drive {session_id}")
@@ -130,6 +136,20 @@ class Supervisor:
             self._look()
         elif kind == DRIVE and self._only in (None, key):
             self.drive(SessionId(key))
+
+    def _on_events(self, events: Sequence[Event]) -> None:
+        """Tells drivers of cancels. One that comes before its driver has started is kept for it."""
+        for event in events:
+            if event.type == TurnCancel.TYPE:
+                data = event.data
+                assert isinstance(data, TurnCancel)
+                driven = self._drivers.get(event.session_id)
+                if driven is not None:
+                    driven[1].cancel_turn(data.turn)
+                if driven is None or event.session_id in self._again:
+                    self._cancels[event.session_id] = data.turn
+                    while len(self._cancels) > _CANCELS_KEPT:
+                        del self._cancels[next(iter(self._cancels))]
 
     def _on_lease_lost(self) -> None:
         """What a lost lease leaves running is stopped, not finished."""

@@ -29,10 +29,8 @@ from postroom.domain.event import (
     AssistantReply,
     EndReason,
     ErrorInfo,
-    Event,
     ModelRetry,
     ToolResult,
-    TurnCancel,
 )
 from postroom.domain.ids import CallId, ClaimToken, SessionId
 from postroom.domain.message import (
@@ -131,6 +129,13 @@ class Driver:
         """Begins no further turn: after the present one the drive is given back."""
         self._draining = True
 
+    def cancel_turn(self, number: int) -> None:
+        """A cancel of this turn is recorded: what is slow ends at once."""
+        self._cancelled_turn = max(self._cancelled_turn, number)
+        if self._armed is not None and number >= self._turn:
+            task, self._armed, self._struck = self._armed, None, True
+            task.cancel()
+
     # ---- the loop ----
 
     async def run(self, claimed: Drive | None = None) -> None:
@@ -138,7 +143,6 @@ class Driver:
 
         Returns without having done anything if the drive is not to be had.
         """
-        subscription = self._store.subscribe(self._id, self._watch)
         try:
             drive = claimed or await self._claim()
             if drive is None:
@@ -154,7 +158,6 @@ class Driver:
             await asyncio.shield(self._give_back())
             raise
         finally:
-            subscription.close()
             for task in self._stragglers:
                 task.cancel()
 
@@ -291,7 +294,7 @@ class Driver:
                 partial.clear()
                 try:
                     reply = await self._attempt(turn, number, model, partial)
-                    if reply.content and not _is_empty(reply):
+                    if not _is_empty(reply):
                         return reply, model
                     error = ModelError(f"{model.ref} answered nothing", kind="empty")
                 except ModelError as failure:
@@ -574,16 +577,6 @@ class Driver:
     @property
     def _header(self) -> Header:
         return self._in_use.header(self._in_use.models[0])
-
-    def _watch(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if event.type == TurnCancel.TYPE:
-                data = event.data
-                assert isinstance(data, TurnCancel)
-                self._cancelled_turn = data.turn
-                if self._armed is not None:
-                    task, self._armed, self._struck = self._armed, None, True
-                    task.cancel()
 
     async def _interruptible(self, slow: Awaitable[R]) -> R:
         """Awaits something slow, and drops it the moment a cancel of this turn is recorded.
