@@ -20,6 +20,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     tool_timeout_ms: int = 600_000
     tool_text_bytes_max: int = 32 * 1024
     tool_grace_ms: int = 5_000
+    policy_timeout_ms: int = 30_000
     model_retries_max: int = 5
     model_retry_first_ms: int = 500
     model_retry_longest_ms: int = 30_000

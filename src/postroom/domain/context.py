@@ -59,12 +59,13 @@ class ContextMessage:
 class Context:
     """The active history of one session, grown event by event.
 
-    ``bytes`` is the size of the events taken: about what it costs in memory, several times over.
+    ``call_ids`` are those of every call taken, ``bytes`` the size of the events: about what it costs in memory, several times over.
     """
 
-    __slots__ = ("_open", "bytes", "messages", "seq")
+    __slots__ = ("_open", "bytes", "call_ids", "messages", "seq")
 
     def __init__(self) -> None:
+        self.call_ids: set[str] = set()
         self.bytes = 0
         self.messages: list[ContextMessage] = []
         self.seq = 0
@@ -92,6 +93,7 @@ class Context:
             for block in data.message.content:
                 if isinstance(block, ToolCall):
                     self._open[block.call_id] = None
+                    self.call_ids.add(block.call_id)
         elif isinstance(data, ToolResult):
             # An orphan (its call is not in the history) is left out: no provider takes it.
             if data.call_id in self._open:

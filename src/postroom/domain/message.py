@@ -109,6 +109,15 @@ def text_of(content: Sequence[Block]) -> str:
     return "".join([b.text for b in content if isinstance(b, Text)])
 
 
+def sound(text: str) -> str:
+    """The text in valid Unicode: halves of a surrogate pair are joined, or become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
 def content_hash(content: Sequence[InputBlock]) -> str:
     """Identifies content exactly: two messages with one id must agree in it."""
     return hashlib.sha256(_encode(content)).hexdigest()[:32]

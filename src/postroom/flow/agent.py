@@ -185,8 +185,11 @@ class Agent:
             subscription.close()
 
     def events(self, after: int = 0) -> AsyncIterator[Event]:
-        """Committed events from a seq on, first from the log, then live, without a gap."""
-        return aiter(Feed(self._store, self.session_id, after))
+        """Committed events from a seq on, first from the log, then live, without a gap.
+
+        It ends when the runtime closes.
+        """
+        return aiter(Feed(self._store, self.session_id, after, closing=self._closing))
 
     # ---- an owned interval ----
 
@@ -202,33 +205,40 @@ class Agent:
     ) -> RunResult:
         """Queues a message and owns the interval from its receipt to the next idle.
 
-        Overlapping calls of one runtime on one session wait for each other.
+        Overlapping calls of one runtime on one session wait for each other; that is part of
+        ``timeout_ms`` (None: no limit). ``cancel_on_timeout`` takes the message out of the inbox,
+        or else ends the open turn; what others have queued stays and runs.
 
         Raises:
-            RunTimeout: the time is over; the agent goes on, unless ``cancel_on_timeout``.
+            RunTimeout: the time is over; the agent goes on, unless ``cancel_on_timeout``. If the
+                ``first_seq`` of its partial result is 0, the message was not queued.
             RunOverlap: another client owns the present interval; nothing was queued.
         """
-        async with self._run_lock(self.session_id):
-            with Collector(self._store, self.session_id) as collector:
-                receipt = await self.queue(content, message_id=message_id, run=mode)
-                try:
-                    async with asyncio.timeout(
-                        timeout_ms / 1000 if timeout_ms is not None else None
-                    ):
-                        return await self.result(receipt, collector, until=until)
-                except TimeoutError:
-                    if cancel_on_timeout:
-                        await self.cancel()
-                    partial = await self.fold(receipt.message_id, until=until)
-                    raise RunTimeout(
-                        f"the run was not over after {timeout_ms} ms", partial=partial
-                    ) from None
+        name = mint.message_id() if message_id is None else checked_message_id(message_id)
+        limit = asyncio.timeout(timeout_ms / 1000 if timeout_ms is not None else None)
+        try:
+            async with limit, self._run_lock(self.session_id):
+                with Collector(self._store, self.session_id) as collector:
+                    receipt = await self.queue(content, message_id=name, run=mode)
+                    return await self.result(receipt, collector, until=until)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        if cancel_on_timeout and not await self.remove(name):
+            await self.cancel(keep_inbox=True)
+        partial = await self.fold(name, until=until)
+        raise RunTimeout(f"the run was not over after {timeout_ms} ms", partial=partial)
 
     async def result(
         self, receipt: Receipt, collector: Collector, *, until: Until = "idle"
     ) -> RunResult:
         """Waits for the end of the interval that starts at the receipt, and folds it."""
         quiescent = until == "quiescent"
+        if not collector.saw(receipt.seq):
+            # An id sent again: its interval may have ended before anybody listened.
+            result = await self.fold(receipt.message_id, until=until)
+            if result.complete:
+                return result
         await collector.wait(receipt.seq, quiescent, self._closing)
         events = collector.since(receipt.seq, quiescent)
         if events is None:
@@ -316,6 +326,10 @@ class Collector:
             await self._end
         finally:
             closing.remove_done_callback(close)
+
+    def saw(self, seq: int) -> bool:
+        """Whether it has listened since before this event."""
+        return bool(self._events) and self._events[0].seq <= seq
 
     def since(self, seq: int, quiescent: bool) -> list[Event] | None:
         """The interval, if every event of it was seen; None if it must be read from the log."""

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 
 from postroom import mint
-from postroom.domain.event import Event, TurnCancel
+from postroom.domain.event import Event, InboxCancelled, InboxReplaced, TurnCancel
 from postroom.domain.ids import ClaimToken, SessionId
 from postroom.errors import StoreClosed, StoreError
 from postroom.flow.core import Core
@@ -24,6 +24,7 @@ log = logging.getLogger("postroom.supervisor")
 
 _LOOK_LIMIT = 500
 _CANCELS_KEPT = 10_000
+_EDITS = (InboxCancelled.TYPE, InboxReplaced.TYPE)
 _LOOK_EVERY_LONGEST_S = 15.0
 _AGAIN_S = (0.1, 1.0, 5.0, 30.0)
 
@@ -70,7 +71,10 @@ class Supervisor:
         if not self._claiming and claimed is None:
             return
         if session_id in self._drivers:
-            self._again[session_id] = (claimed, token)
+            waiting = self._again.get(session_id)
+            if waiting is None or waiting[0] is None:
+                # A claim that was made is not forgotten for a hint that there may be work.
+                self._again[session_id] = (claimed, token)
             return
         driver = Driver(self._parts, session_id, token=token)
         driver.cancel_turn(self._cancels.pop(session_id, 0))
@@ -123,11 +127,12 @@ class Supervisor:
             await asyncio.wait({self._looking})
         self.finish_turns()
         await self.wait_drivers(budget_ms / 1000)
-        tasks = {task for task, _ in self._drivers.values()}
-        for task in tasks:
-            task.cancel()
-        if tasks:
+        while self._drivers:  # one that has ended may leave a claim to the next
+            tasks = {task for task, _ in self._drivers.values()}
+            for task in tasks:
+                task.cancel()
             await asyncio.wait(tasks)
+            await asyncio.sleep(0)
 
     # ---- hearing of work ----
 
@@ -140,6 +145,10 @@ class Supervisor:
     def _on_events(self, events: Sequence[Event]) -> None:
         """Tells drivers of cancels. One that comes before its driver has started is kept for it."""
         for event in events:
+            if event.type in _EDITS:
+                driven = self._drivers.get(event.session_id)
+                if driven is not None:
+                    driven[1].inbox_changed()
             if event.type == TurnCancel.TYPE:
                 data = event.data
                 assert isinstance(data, TurnCancel)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -41,6 +41,7 @@ from postroom.domain.message import (
     Text,
     ToolCall,
     Usage,
+    sound,
 )
 from postroom.domain.turn import OpenTurn
 from postroom.domain.work import Fence
@@ -121,6 +122,7 @@ class Driver:
         self._draining = False
         self._armed: asyncio.Task[Any] | None = None
         self._struck = False
+        self._judging = False
         self._cancelled_turn = 0
         self._turn = 0
         self._stragglers: set[asyncio.Task[None]] = set()
@@ -132,7 +134,16 @@ class Driver:
     def cancel_turn(self, number: int) -> None:
         """A cancel of this turn is recorded: what is slow ends at once."""
         self._cancelled_turn = max(self._cancelled_turn, number)
-        if self._armed is not None and number >= self._turn:
+        if number >= self._turn:
+            self._strike()
+
+    def inbox_changed(self) -> None:
+        """Something pending was taken out or replaced: a judgement under way may be void."""
+        if self._judging:
+            self._strike()
+
+    def _strike(self) -> None:
+        if self._armed is not None:
             task, self._armed, self._struck = self._armed, None, True
             task.cancel()
 
@@ -194,26 +205,39 @@ class Driver:
         judged = None
         if self._in_use.policy is not None:
             batch = await self._store.read(scripts.peek_turn, self._id, self._fence)
-            judged = await self._judge(batch)
+            try:
+                judged = await self._judge(batch)
+            except Interrupted:
+                return msgspec.structs.replace(progress, events=())
         return await self._write(
             scripts.begin_turn, self._id, self._fence, number, self._header, judged
         )
 
     async def _judge(self, batch: tuple[Message, ...]) -> Judged:
-        """Asks the policy about a peeked batch. A policy that fails refuses."""
+        """Asks the policy about a peeked batch. A policy that fails or hangs refuses.
+
+        Raises:
+            Interrupted: the batch was cancelled or edited meanwhile; its verdict is not needed.
+        """
         ids = tuple(m.id for m in batch)
         policy = self._in_use.policy
         if policy is None or not batch:
             return Judged(ids)
+        self._judging = True
         try:
-            verdict = await policy(self._id, batch)
+            async with asyncio.timeout(self._limits.policy_timeout_ms / 1000):
+                verdict = await self._breakable(policy(self._id, batch))
+            if isinstance(verdict, Admit):
+                return Judged(ids)
+            rejected = ids if verdict.message_ids is None else verdict.message_ids
+            return Judged(ids, tuple(i for i in ids if i in rejected), sound(verdict.reason))
+        except Interrupted:
+            raise
         except Exception:
             log.exception("%s: the policy failed", self._id)
             return Judged(ids, ids, "the policy failed")
-        if isinstance(verdict, Admit):
-            return Judged(ids)
-        rejected = ids if verdict.message_ids is None else verdict.message_ids
-        return Judged(ids, tuple(i for i in ids if i in rejected), verdict.reason)
+        finally:
+            self._judging = False
 
     async def _step(self, turn: OpenTurn, progress: Progress) -> Progress:
         """One step: request, then its calls or its ending. Every path ends in one write."""
@@ -241,7 +265,7 @@ class Driver:
         if reply.finish in ("length", "content_filter"):
             # A call of a cut reply may itself be cut: none is run, the text is kept.
             content, calls = tuple(b for b in content if not isinstance(b, ToolCall)), []
-        content = _distinct_calls(content)
+        content = _distinct_calls(_sound(content), self._context.call_ids)
         data = AssistantReply(
             turn.number,
             turn.step,
@@ -299,6 +323,7 @@ class Driver:
                     error = ModelError(f"{model.ref} answered nothing", kind="empty")
                 except ModelError as failure:
                     reply, error = None, failure
+                partial.clear()  # a cancel from here on keeps nothing of the failed attempt
                 last = tries >= self._limits.model_retries_max or not error.retryable
                 wait_ms = self._backoff_ms(tries, error)
                 if wait_ms > self._limits.model_retry_after_longest_ms:
@@ -347,7 +372,18 @@ class Driver:
             if live.watched(self._id):
                 live.send(_as_live(self._id, turn, delta))
 
-        return await self._interruptible(model.respond(request, on_delta))
+        try:
+            return await self._interruptible(model.respond(request, on_delta))
+        except (ModelError, Interrupted):
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                raise
+            # A mistake of the adapter's: it costs this turn, and not the driver over and over.
+            log.exception("%s: %s raised", self._id, model.ref)
+            name = type(error).__name__
+            raise ModelError(f"{model.ref} raised {name}", kind="bad_request") from error
 
     async def _retry(
         self,
@@ -441,9 +477,12 @@ class Driver:
     async def _next_step(self, turn: OpenTurn, results: tuple[ToolResult, ...]) -> Progress:
         while True:
             judged = None
-            if self._in_use.policy is not None:
+            if self._in_use.policy is not None and self._cancelled_turn < turn.number:
                 batch = await self._store.read(scripts.peek_step, self._id, self._fence)
-                judged = await self._judge(batch)
+                try:
+                    judged = await self._judge(batch)
+                except Interrupted:
+                    continue
             progress = await self._write(
                 scripts.next_step,
                 self._id,
@@ -531,9 +570,12 @@ class Driver:
         try:
             await asyncio.wait({task}, timeout=limit_ms / 1000)
         except asyncio.CancelledError:
-            await _end(task, self._limits.tool_grace_ms)
+            if not await _end(task, self._limits.tool_grace_ms):
+                self._await_straggler(turn, call, task)
             raise
         if task.done():
+            if task.cancelled():
+                return ToolOutput("The tool stopped itself without an answer.", is_error=True)
             return task.result()
         text = f"The tool was stopped after {limit_ms / 1000:g} s without an answer."
         if not await _end(task, self._limits.tool_grace_ms):
@@ -588,17 +630,24 @@ class Driver:
             if asyncio.iscoroutine(slow):
                 slow.close()
             raise Interrupted
+        return await self._breakable(slow)
+
+    async def _breakable(self, slow: Awaitable[R]) -> R:
+        """Awaits something slow, and drops it at a `_strike`."""
         task = asyncio.current_task()
         assert task is not None
         self._armed, self._struck = task, False
         try:
             return await slow
         except asyncio.CancelledError:
-            if self._struck and task.uncancel() == 0:
+            struck, self._struck = self._struck, False
+            if struck and task.uncancel() == 0:
                 raise Interrupted from None
             raise
         finally:
             self._armed = None
+            if self._struck:  # it ended in its own way all the same
+                task.uncancel()
 
     async def _give_back(self) -> None:
         try:
@@ -642,12 +691,12 @@ class _Partial:
 
     def reply(self, turn: OpenTurn) -> AssistantReply | None:
         """The streamed text as an interrupted reply; None if none had come."""
-        text = "".join(self._text)
+        text = sound("".join(self._text))
         if not text:
             return None
         content: tuple[Block, ...] = (Text(text),)
         if self._reasoning:
-            content = (Reasoning("".join(self._reasoning)), *content)
+            content = (Reasoning(sound("".join(self._reasoning))), *content)
         message = AssistantMessage(mint.reply_id(), content)
         return AssistantReply(turn.number, turn.step, message, "", "stop", Usage(), True)
 
@@ -661,17 +710,31 @@ def _is_empty(reply: Reply) -> bool:
     )
 
 
-def _distinct_calls(content: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Call ids are unique within a reply: a repeated one gets a new id."""
+def _distinct_calls(content: tuple[Block, ...], known: Set[str]) -> tuple[Block, ...]:
+    """Call ids are unique within a history: a repeated one gets a new id."""
     seen: set[str] = set()
     out: list[Block] = []
     for block in content:
         if isinstance(block, ToolCall):
-            if not block.call_id or block.call_id in seen:
+            if not block.call_id or block.call_id in seen or block.call_id in known:
                 block = msgspec.structs.replace(block, call_id=mint.call_id())
             seen.add(block.call_id)
         out.append(block)
     return tuple(out)
+
+
+def _sound(content: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The content with every text in valid Unicode: no log can hold half a surrogate pair."""
+
+    def mend(block: Block) -> Block:
+        change = msgspec.structs.replace
+        if isinstance(block, Text | Reasoning):
+            return block if block.text.isascii() else change(block, text=sound(block.text))
+        if isinstance(block, ToolCall):
+            return ToolCall(sound(block.call_id), sound(block.name), sound(block.arguments))
+        return block
+
+    return tuple(map(mend, content))
 
 
 def _is_outage(error: ModelError) -> bool:
@@ -681,17 +744,17 @@ def _is_outage(error: ModelError) -> bool:
 
 def _error_info(error: ModelError) -> ErrorInfo:
     return ErrorInfo(
-        error.kind, error.message, error.status, error.retry_after_ms, error.request_id
+        error.kind, sound(error.message), error.status, error.retry_after_ms, error.request_id
     )
 
 
 def _error_reason(error: ModelError) -> EndReason:
     if error.kind == "refused":
-        return EndReason("refused", message=error.message)
+        return EndReason("refused", message=sound(error.message))
     return EndReason(
         "error",
         code=error.kind,
-        message=str(error),
+        message=sound(str(error)),
         status=error.status,
         retry_after_ms=error.retry_after_ms,
         provider_request_id=error.request_id,
