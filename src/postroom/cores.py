@@ -27,6 +27,9 @@ PERSONA = (
 )
 
 
+_EXTRAS = ("local", "anthropic", "google", "bedrock")
+
+
 class CoreFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What ``core.toml`` may say. ``tools`` None: all the built-in ones.
 
@@ -86,7 +89,7 @@ def _open(
     return Core(
         id=core_id,
         revision=revision,
-        models=tuple(_open_model(ref, environ) for ref in refs),
+        models=tuple(open_any(ref, environ) for ref in refs),
         persona=persona,
         tools=_tools(core_id, file.tools),
         params=Params(file.max_tokens, file.temperature, file.reasoning_effort),
@@ -172,10 +175,21 @@ def _installed(environ: Mapping[str, str]) -> str | None:
     return f"local:{names[0]}" if names else None
 
 
-def _open_model(ref: str, environ: Mapping[str, str]) -> Model:
+def open_any(ref: str, environ: Mapping[str, str]) -> Model:
+    """Opens a model of any provider, those of the extras too. Raises as `catalog.open_model`."""
     from postroom.models.catalog import open_model
 
+    if ref.partition(":")[0] in _EXTRAS:
+        register_extras(environ)
     return open_model(ref, environ)
+
+
+def register_extras(environ: Mapping[str, str]) -> None:
+    """Makes the providers known that need a part of Postroom of their own. Imports none of it."""
+    from postroom.models import local, providers
+
+    local.register(home(environ) / "models")
+    providers.register()
 
 
 def prices(refs: list[str]) -> Mapping[str, Callable[[int, int, int], float]]:

@@ -9,6 +9,7 @@ import sys
 import typer
 
 from postroom.cli import db, inbox, model, session
+from postroom.cli.doctor import doctor_command
 from postroom.cli.init import init_command
 from postroom.cli.run import run_command
 from postroom.cli.usage import usage_command
@@ -27,6 +28,7 @@ app.add_typer(inbox.app, name="inbox")
 app.add_typer(model.app, name="model")
 app.command("usage")(usage_command)
 app.command("init")(init_command)
+app.command("doctor")(doctor_command)
 app.add_typer(db.app, name="db")
 
 

@@ -39,7 +39,7 @@ class Supervisor:
         self._drivers: dict[SessionId, tuple[asyncio.Task[None], Driver]] = {}
         self._again: dict[SessionId, tuple[Drive | None, ClaimToken | None]] = {}
         self._failures: dict[SessionId, int] = {}
-        self._claiming = True
+        self._claiming = False
         self._looking: asyncio.Task[None] | None = None
         self._look_once_more = False
         self._timer: asyncio.TimerHandle | None = None
@@ -53,7 +53,11 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
-        """Looks for work now, and from now on whenever the store says there may be some."""
+        """Looks for work now, and from now on whenever the store says there may be some.
+
+        Before that, and in a process that never calls it, nothing is claimed.
+        """
+        self._claiming = True
         self._look()
         self._tick()
 

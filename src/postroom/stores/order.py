@@ -177,6 +177,12 @@ class Order:
         if line is not None and (line.last is None or seq > line.last):
             self._ask(session_id, line)
 
+    def suspect(self, session_id: SessionId) -> None:
+        """A session's log may have grown by something that is not known here."""
+        line = self._line(session_id)
+        if line is not None:
+            self._ask(session_id, line)
+
     def look(self) -> None:
         """Asks after every session that is followed: a notice may have been lost."""
         for session_id, line in self._lines.items():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
@@ -305,26 +305,37 @@ class Attempt:
             Exception: the script's own; nothing was written.
         """
         reading = self.tx.for_update == ""
-        pipeline = contextlib.ExitStack()
         try:
-            pipeline.enter_context(connection.pipeline())
-            connection.execute(_BEGIN_READ if reading else _BEGIN)
-            if lock_wait_ms is not None:
-                connection.execute(b"SET LOCAL lock_timeout = %d" % max(lock_wait_ms, 1))
-            answer = script(self.tx)
-            if on_commit is not None:
-                on_commit("before")
-            self.committing = not reading
-            connection.execute(b"COMMIT")
-            pipeline.close()
+            with pipelined(connection):
+                connection.execute(_BEGIN_READ if reading else _BEGIN)
+                if lock_wait_ms is not None:
+                    connection.execute(b"SET LOCAL lock_timeout = %d" % max(lock_wait_ms, 1))
+                answer = script(self.tx)
+                if on_commit is not None:
+                    on_commit("before")
+                self.committing = not reading
+                connection.execute(b"COMMIT")
         except BaseException:
-            with contextlib.suppress(psycopg.Error):
-                pipeline.close()
             with contextlib.suppress(psycopg.Error):
                 if not connection.closed and not is_idle(connection):
                     connection.execute(b"ROLLBACK")
             raise
         return answer
+
+
+@contextlib.contextmanager
+def pipelined(connection: Connection) -> Generator[None]:
+    """Statements are sent on and waited for only where their rows are wanted, and at the end."""
+    pipeline = contextlib.ExitStack()
+    pipeline.enter_context(connection.pipeline())
+    try:
+        yield
+        pipeline.close()
+    except BaseException:
+        # Left by an error, the library would write a second one into its own log.
+        with contextlib.suppress(psycopg.Error):
+            pipeline.close()
+        raise
 
 
 def is_idle(connection: Connection) -> bool:

@@ -12,6 +12,7 @@ the log is missing, and looks every few seconds for what a lost notice left unse
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -27,7 +28,7 @@ from postroom.domain.event import Event
 from postroom.domain.ids import SessionId
 from postroom.ports.clock import SystemClock
 from postroom.stores.order import Found, Want
-from postroom.stores.postgres_link import Address, Connection, Fate, fate_of, read_clock
+from postroom.stores.postgres_link import Address, Connection, pipelined, read_clock
 
 log = logging.getLogger("postroom.store")
 
@@ -86,6 +87,7 @@ class Watch:
         self._work: dict[tuple[str, str], None] = {}
         self._wants: dict[SessionId, Want] = {}
         self._ready = False
+        self._tries = 0
         self._closing = False
         self._swept_ms: int | None = None
         self._sweep_at = 0.0
@@ -122,42 +124,38 @@ class Watch:
             os.close(end)
 
     def _ring(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):  # it rings already
             os.write(self._bell, b"!")
-        except BlockingIOError:  # it rings already
-            pass
 
     # ---- the thread ----
 
     def _main(self) -> None:
-        failures = 0
         while True:
             connection = None
             try:
                 connection = self._address.connect()
                 self._serve(connection)
             except psycopg.Error as error:
-                if self._ready and failures == 0:
-                    shown = self._address.shown(error)
-                    log.warning("listening at %s failed: %s; trying again", self._address, shown)
                 if not self._ready:
                     self._on_ready(self._address.means(error))
                     return
-                if connection is not None and fate_of(error, connection) is not Fate.LOST:
-                    failures = max(failures, 1)
+                if self._tries == 0:
+                    shown = self._address.shown(error)
+                    log.warning("listening at %s failed: %s; trying again", self._address, shown)
             finally:
                 if connection is not None:
                     connection.close()
             if self._closing:
                 return
-            failures = 0 if connection is not None else failures + 1
-            self._sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+            self._sleep(_RETRY_S[min(self._tries, len(_RETRY_S) - 1)])
+            self._tries += 1
 
     def _serve(self, connection: Connection) -> None:
         """Until it is closed, or the connection breaks."""
         connection.add_notify_handler(lambda notice: self._hear(notice.payload))
         connection.execute(f"LISTEN {CHANNEL}".encode())
         self._sweep(connection)
+        self._tries = 0
         if not self._ready:
             self._ready = True
             self._on_ready(None)
@@ -176,16 +174,11 @@ class Watch:
 
     def _sleep(self, seconds: float, connection: Connection | None = None) -> None:
         """Until somebody rings, the server says something, or the time is over."""
-        with self._lock:
-            if self._heads or self._work or self._wants:
-                seconds = min(seconds, _RETRY_S[0]) if connection is None else 0
         files: list[Any] = [self._ear] if connection is None else [self._ear, connection]
         select.select(files, (), (), max(seconds, 0))
-        try:
+        with contextlib.suppress(BlockingIOError):
             while os.read(self._ear, 1024):
                 pass
-        except BlockingIOError:
-            pass
 
     def _hear(self, payload: str) -> None:
         try:
@@ -202,7 +195,7 @@ class Watch:
         if not heads and not work:
             return
         try:
-            with connection.pipeline():
+            with pipelined(connection):
                 for payload in payloads(self._origin, heads, work):
                     connection.execute(b"SELECT pg_notify(%s, %s)", (CHANNEL, payload))
         except psycopg.Error:
@@ -238,7 +231,7 @@ class Watch:
 
 def _find(connection: Connection, wants: Sequence[Want], offset_ms: int) -> list[Found]:
     """Answers from the log, all asked for at once."""
-    with connection.pipeline():
+    with pipelined(connection):
         clock = read_clock(connection) + offset_ms
         asked_ms = now_ms()
         rows = connection.execute(

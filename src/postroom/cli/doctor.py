@@ -1,0 +1,234 @@
+"""`postroom doctor`: looks at everything a run depends on, and names what is wrong.
+
+It writes nothing. Each line is one finding: ok, a warning, or a problem with what to do about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+import typer
+
+from postroom.cli.options import Database, Output, OutputOption, database_of
+from postroom.errors import ModelError, PostroomError
+from postroom.home import environment, home
+
+if TYPE_CHECKING:
+    from postroom.ports.model import ModelRequest
+    from postroom.ports.store import Tx
+
+_REACH_S = 5.0
+_DISK_BYTES_MIN = 200 * 1024 * 1024
+_EARLIEST_MS = 1_760_000_000_000
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """``what`` was looked at; ``hint`` says what to do (None: nothing)."""
+
+    level: Literal["ok", "warning", "problem"]
+    what: str
+    text: str
+    hint: str | None = None
+
+
+def doctor_command(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="The model to reach.", show_default="as run")
+    ] = None,
+    offline: Annotated[bool, typer.Option(help="Do not try to reach the model.")] = False,
+    db: Database = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Check configuration, keys, the model, the database, the disk and the clock.
+
+    Exit code 1 if there is a problem. Nothing is changed.
+    """
+    findings = asyncio.run(_examine(model, database_of(db), offline))
+    if output is Output.json:
+        print(json.dumps([msgspec.to_builtins(f) for f in findings]))
+    else:
+        for finding in findings:
+            _print(finding)
+    if any(f.level == "problem" for f in findings):
+        raise typer.Exit(1)
+
+
+def _print(finding: Finding) -> None:
+    colours = {"ok": "32", "warning": "33", "problem": "31"}
+    level = finding.level
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        level = f"\x1b[{colours[level]}m{level}\x1b[0m"
+    print(f"{level:<8} {finding.what}: {finding.text}")
+    if finding.hint:
+        print(f"         {finding.hint}")
+
+
+async def _examine(model: str | None, database: str, offline: bool) -> list[Finding]:
+    findings: list[Finding] = []
+    environ = _guarded("environment", findings, environment) or dict(os.environ)
+    findings += _cores(environ)
+    findings += _disk(database)
+    findings += _clock()
+    checks: list[Awaitable[list[Finding]]] = [_database(database)]
+    if not offline:
+        checks.append(_model(model, environ))
+    for found in await asyncio.gather(*checks):
+        findings += found
+    return findings
+
+
+def _guarded(
+    what: str, findings: list[Finding], check: Callable[[], dict[str, str]]
+) -> dict[str, str] | None:
+    try:
+        return check()
+    except PostroomError as error:
+        findings.append(_problem(what, error))
+        return None
+
+
+def _problem(what: str, error: PostroomError) -> Finding:
+    return Finding("problem", what, error.message, error.hint)
+
+
+def _cores(environ: dict[str, str]) -> list[Finding]:
+    from postroom.cores import core_ids, read_core
+
+    place = home(environ) / "cores"
+    findings: list[Finding] = []
+    for core_id in core_ids(place):
+        try:
+            read_core(core_id, place)
+        except PostroomError as error:
+            findings.append(_problem(f"core {core_id}", error))
+        else:
+            findings.append(Finding("ok", f"core {core_id}", "its files are right"))
+    return findings
+
+
+def _disk(database: str) -> list[Finding]:
+    folder = home() if "://" in database else Path(database).parent
+    while not folder.exists():
+        folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        hint = "give yourself write permission, or use --db"
+        return [Finding("problem", "disk", f"{folder} cannot be written", hint)]
+    free = shutil.disk_usage(folder).free
+    if free < _DISK_BYTES_MIN:
+        return [
+            Finding("problem", "disk", f"only {free / 1e6:,.0f} MB are free", "free some space")
+        ]
+    return [Finding("ok", "disk", f"{free / 1e9:,.1f} GB are free")]
+
+
+def _clock() -> list[Finding]:
+    now = time.time_ns() // 1_000_000
+    if now < _EARLIEST_MS:
+        return [Finding("problem", "clock", "it is set to the past", "set the machine's clock")]
+    return [Finding("ok", "clock", time.strftime("%Y-%m-%d %H:%M:%S %z"))]
+
+
+def _file(path: Path) -> list[Finding]:
+    """What a look at the file itself tells; nothing if it is sound."""
+    from postroom.stores.check import check_sqlite
+
+    if not path.exists():
+        return [Finding("ok", "database", f"{path} is made by the first run")]
+    hint = "restore a backup: `postroom db restore`; the file was not changed"
+    return [Finding("problem", "database", str(d), hint) for d in check_sqlite(path)]
+
+
+async def _database(database: str) -> list[Finding]:
+    if "://" not in database:
+        found = await asyncio.to_thread(_file, Path(database))
+        if found:
+            return found
+    from postroom.app import open_store
+
+    try:
+        store = await open_store(database)
+    except PostroomError as error:
+        return [_problem("database", error)]
+    try:
+        return await store.read(_look, store.node)
+    except PostroomError as error:
+        return [_problem("database", error)]
+    finally:
+        await store.aclose()
+
+
+def _look(tx: Tx, node: str) -> list[Finding]:
+    """What the tables tell: the newest event's time, and claims whose owner is gone."""
+    now = tx.now()
+    sessions, newest = tx.execute("SELECT count(*), coalesce(max(updated_at), 0) FROM session")[0]
+    findings = [Finding("ok", "database", f"{sessions} sessions, schema up to date")]
+    if newest > now + 60_000:
+        text = f"the newest event is {(newest - now) / 60_000:,.0f} minutes in the future"
+        findings.append(Finding("problem", "clock", text, "set the machine's clock"))
+    stuck = tx.execute(
+        "SELECT key FROM work WHERE status = 'claimed' AND owner <> :node AND NOT EXISTS"
+        " (SELECT 1 FROM node WHERE node.id = work.owner AND node.expires_at > :now) LIMIT 20",
+        {"node": node, "now": now},
+    )
+    if stuck:
+        names = ", ".join(str(row[0]) for row in stuck)
+        hint = "the next `postroom run` with that session recovers it"
+        findings.append(Finding("warning", "claims", f"left by a dead process: {names}", hint))
+    doubtful = tx.execute("SELECT count(*) FROM delivery WHERE status = 'unknown'")[0][0]
+    if doubtful:
+        findings.append(Finding("warning", "deliveries", f"{doubtful} are unknown"))
+    return findings
+
+
+async def _model(asked: str | None, environ: dict[str, str]) -> list[Finding]:
+    from postroom.cores import models_of, read_core
+
+    try:
+        file, _, _ = read_core("default", home(environ) / "cores")
+        refs = models_of(file, asked, environ)
+    except PostroomError as error:
+        return [_problem("model", error)]
+    return [await _reach(ref, environ) for ref in refs]
+
+
+async def _reach(ref: str, environ: dict[str, str]) -> Finding:
+    """Asks a model's server for a word. A local or scripted model is only opened."""
+    from postroom.cores import open_any
+
+    try:
+        model = open_any(ref, environ)
+    except PostroomError as error:
+        return _problem(f"model {ref}", error)
+    try:
+        if ref.startswith(("local:", "scripted:")):
+            return Finding("ok", f"model {ref}", "it is here")
+        async with asyncio.timeout(_REACH_S):
+            await model.respond(_word(), lambda _: None)
+    except TimeoutError:
+        text = f"no answer in {_REACH_S:g} s"
+        return Finding("warning", f"model {ref}", text, "is the server slow, or far away?")
+    except ModelError as error:
+        return _problem(f"model {ref}", error)
+    finally:
+        await model.aclose()
+    return Finding("ok", f"model {ref}", "it answers")
+
+
+def _word() -> ModelRequest:
+    from postroom.domain.context import ContextMessage
+    from postroom.domain.event import Params
+    from postroom.domain.ids import SessionId
+    from postroom.domain.message import Text
+    from postroom.ports.model import ModelRequest
+
+    hello = ContextMessage("user", (Text("Say ok."),), 1)
+    return ModelRequest(SessionId("doctor"), 1, "", [hello], (), Params(max_tokens=16))
