@@ -58,6 +58,7 @@ class Room:
         self.limits = limits
         self.live = LiveHub()
         self._closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ending: asyncio.Task[None] | None = None
         self._run_locks: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
@@ -121,15 +122,21 @@ class Room:
         return lock
 
     async def aclose(self, *, drain_ms: int | None = None) -> None:
-        """Drains, settles every wait, and closes the store. Idempotent."""
-        if self._closing.done():
-            return
-        await self.supervisor.drain(self.limits.drain_ms if drain_ms is None else drain_ms)
+        """Drains, settles every wait, and closes the store. Again, it waits for the first time."""
+        if self._ending is None:
+            budget_ms = self.limits.drain_ms if drain_ms is None else drain_ms
+            self._ending = asyncio.ensure_future(self._end(budget_ms))
+        await asyncio.shield(self._ending)
+
+    async def _end(self, budget_ms: int) -> None:
+        await self.supervisor.drain(budget_ms)
         self._closing.set_result(None)
-        for core in self._used.values():
-            for model in core.models:
-                await model.aclose()
-        await self.store.aclose()
+        try:
+            for core in self._used.values():
+                for model in core.models:
+                    await model.aclose()
+        finally:
+            await self.store.aclose()
 
 
 class _Drives:

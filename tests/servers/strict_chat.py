@@ -169,7 +169,7 @@ class StrictChat:
                 self.requests.append(received)
                 if not await self._answer(received, reader, writer):
                     break
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, UnicodeDecodeError):
             pass
         finally:
             writer.transport.abort()

@@ -47,7 +47,10 @@ class ForkPoint(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SessionCreated(Data, frozen=True):
-    """``owner`` is the principal the session belongs to, for ever. ``cwd`` None: no workspace."""
+    """``owner`` is the principal the session belongs to, for ever. ``cwd`` None: no workspace.
+
+    ``ref`` names the one call that made it, where its caller asked (None: it did not).
+    """
 
     TYPE = "session/created"
     core_id: CoreId
@@ -56,6 +59,7 @@ class SessionCreated(Data, frozen=True):
     parent: SessionId | None = None
     forked_from: ForkPoint | None = None
     target: str | None = None
+    ref: str | None = None
 
 
 class InboxQueued(Data, frozen=True):
@@ -74,7 +78,7 @@ class InboxRejected(Data, frozen=True):
 class InboxCancelled(Data, frozen=True):
     """``cause`` is a cancel's cause, or ``removed`` for one message taken out by hand.
 
-    ``ref`` names the one removal that did it (None for a cancel).
+    ``ref`` names the one removal or cancel that did it.
     """
 
     TYPE = "inbox/cancelled"
@@ -131,11 +135,15 @@ class TurnEnd(Data, frozen=True):
 
 
 class TurnCancel(Data, frozen=True):
-    """A cancel was accepted for this turn: it is open, or its recovery was still owed."""
+    """A cancel was accepted for this turn: it is open, or its recovery was still owed.
+
+    ``ref`` names the one cancel that did it.
+    """
 
     TYPE = "turn/cancel"
     turn: int
     cause: CancelCause
+    ref: str | None = None
 
 
 class StepStart(Data, frozen=True):

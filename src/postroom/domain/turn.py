@@ -127,6 +127,7 @@ class Cancel(msgspec.Struct, frozen=True):
     cause: CancelCause
     keep_inbox: bool
     driven: bool
+    ref: str | None = None
 
 
 class BeginTurn(msgspec.Struct, frozen=True):
@@ -259,7 +260,7 @@ def evolve(state: AgentState, event: EventData) -> AgentState:
             interrupted = reason.kind == "interrupted"
             attempts = (reason.attempt or 0) if interrupted else 0
             return change(state, turn=None, owed=interrupted, attempts=attempts)
-        case TurnCancel(_, cause):
+        case TurnCancel(cause=cause):
             if state.turn is None:
                 return change(state, owed=False, attempts=0)
             return change(state, turn=change(state.turn, cancel=state.turn.cancel or cause))
@@ -337,12 +338,12 @@ def _cancel(state: AgentState, command: Cancel) -> tuple[EventData, ...]:
     facts = _Facts(state)
     if not command.keep_inbox:
         for pending in state.inbox.next_step + state.inbox.next_turn:
-            facts.add(InboxCancelled(pending.message.id, command.cause))
+            facts.add(InboxCancelled(pending.message.id, command.cause, command.ref))
     if state.turn is not None:
         if state.turn.cancel is None:
-            facts.add(TurnCancel(state.turn.number, command.cause))
+            facts.add(TurnCancel(state.turn.number, command.cause, command.ref))
     elif state.owed:
-        facts.add(TurnCancel(state.turns, command.cause))
+        facts.add(TurnCancel(state.turns, command.cause, command.ref))
     if not command.driven:
         facts.settle()
     return facts.done()

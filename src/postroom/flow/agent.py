@@ -160,7 +160,13 @@ class Agent:
 
     async def cancel(self, cause: CancelCause = "user", *, keep_inbox: bool = False) -> None:
         """Records a cancel: the open turn ends, and what is pending goes unless kept."""
-        await self._store.write(scripts.cancel, self.session_id, cause, keep_inbox=keep_inbox)
+        await self._store.write(
+            scripts.cancel,
+            self.session_id,
+            cause,
+            keep_inbox=keep_inbox,
+            ref=mint.claim_token(),
+        )
 
     async def status(self) -> Status:
         status, _ = await self._store.read(agent_status, self.session_id)

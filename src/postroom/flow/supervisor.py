@@ -45,6 +45,7 @@ class Supervisor:
         self._timer: asyncio.TimerHandle | None = None
         self._delayed: set[asyncio.TimerHandle] = set()
         self._cancels: dict[SessionId, int] = {}
+        self._stragglers: set[asyncio.Task[None]] = set()
         self._subscriptions = [
             self._store.subscribe(None, self._on_events),
             self._store.on_work(self._on_work),
@@ -137,6 +138,9 @@ class Supervisor:
                 task.cancel()
             await asyncio.wait(tasks)
             await asyncio.sleep(0)
+        if self._stragglers:
+            grace_ms = self._parts.limits.tool_grace_ms
+            await asyncio.wait(self._stragglers, timeout=grace_ms / 1000)
 
     # ---- hearing of work ----
 
@@ -203,7 +207,10 @@ class Supervisor:
             )
 
     def _ended(self, session_id: SessionId, task: asyncio.Task[None]) -> None:
-        del self._drivers[session_id]
+        _, driver = self._drivers.pop(session_id)
+        for straggler in driver.stragglers:  # tools that did not stop: they are not forgotten
+            self._stragglers.add(straggler)
+            straggler.add_done_callback(self._stragglers.discard)
         again = self._again.pop(session_id, None)
         error = None if task.cancelled() else task.exception()
         if error is None:

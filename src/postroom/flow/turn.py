@@ -52,6 +52,7 @@ from postroom.errors import (
     PostroomError,
     StaleClaim,
     StoreClosed,
+    StoreError,
     ToolFailure,
 )
 from postroom.flow.bounds import bound_output
@@ -125,7 +126,7 @@ class Driver:
         self._judging = False
         self._cancelled_turn = 0
         self._turn = 0
-        self._stragglers: set[asyncio.Task[None]] = set()
+        self.stragglers: set[asyncio.Task[None]] = set()
 
     def drain(self) -> None:
         """Begins no further turn: after the present one the drive is given back."""
@@ -169,7 +170,7 @@ class Driver:
             await asyncio.shield(self._give_back())
             raise
         finally:
-            for task in self._stragglers:
+            for task in self.stragglers:
                 task.cancel()
 
     async def _claim(self) -> Drive | None:
@@ -572,7 +573,10 @@ class Driver:
         except asyncio.CancelledError:
             if not await _end(task, self._limits.tool_grace_ms):
                 self._await_straggler(turn, call, task)
-            raise
+                raise
+            if task.cancelled():
+                raise
+            return task.result()  # it had its answer, or would not be stopped from giving it
         if task.done():
             if task.cancelled():
                 return ToolOutput("The tool stopped itself without an answer.", is_error=True)
@@ -598,10 +602,12 @@ class Driver:
             result = ToolResult(turn.number, turn.step, CallId(call.call_id), content, "late")
             try:
                 await self._write(scripts.record_late, self._id, self._fence, result)
-            except StaleClaim:
-                log.warning("%s: %s answered after its turn was over", self._id, call.name)
+            except StoreError:
+                log.warning("%s: %s answered after its claim was over", self._id, call.name)
 
-        self._stragglers.add(asyncio.ensure_future(late()))
+        straggler = asyncio.ensure_future(late())
+        self.stragglers.add(straggler)
+        straggler.add_done_callback(self.stragglers.discard)
 
     async def _stop(self, running: dict[asyncio.Task[ToolResult], ToolCall]) -> None:
         for task in running:

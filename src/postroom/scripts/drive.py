@@ -34,7 +34,7 @@ from postroom.domain.turn import (
     TakeOver,
     decide,
 )
-from postroom.domain.work import Fence, claim, give_back, ready
+from postroom.domain.work import Fence, claim, give_back, holds, ready
 from postroom.errors import StaleClaim
 from postroom.ports.store import Tx
 from postroom.scripts.inbox import Operation, Receipt, RunMode, put_message
@@ -42,6 +42,7 @@ from postroom.scripts.session import (
     DRIVE,
     LockedSession,
     check_fence,
+    is_node,
     lapsed,
     lock_session,
     read_work,
@@ -82,10 +83,9 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Drive(msgspec.Struct, frozen=True):
-    """A claimed drive. ``took_over``: its last owner died or lost its lease."""
+    """A claimed drive, and where it stands."""
 
     fence: Fence
-    took_over: bool
     core_id: CoreId
     owner: str
     cwd: str | None
@@ -127,13 +127,16 @@ def claim_drive(
     the next turn is opened at once, in the same transaction (no policy judges it).
     ``progress.idle`` then says that there was nothing to do.
 
-    Running again finds its own token; the answer is the state as it stands.
+    Running again finds its own token; the answer is the state as it stands. A node that was given
+    up for dead claims nothing: it has another identity by now, or is about to get one.
     """
     session = lock_session(tx, session_id)
     work = session.drive()
     if work.status == "claimed" and work.token == token:
         session.load_inbox()
-        return _drive(session, Fence(work.epoch, token), False, _already(session))
+        return _drive(session, Fence(work.epoch, token), _already(session))
+    if not is_node(tx, node):
+        return None
     # A claim of this very node that nobody here drives was abandoned: one driver a session.
     dead = work.status == "claimed" and (work.owner == node or lapsed(tx, work.owner))
     claimed = claim(work, node, token, lapsed=dead)
@@ -146,11 +149,11 @@ def claim_drive(
         _begin(session, begin, None)
     session.save()
     fence = Fence(claimed.epoch, token)
-    return _drive(session, fence, dead, _progress(session))
+    return _drive(session, fence, _progress(session))
 
 
-def _drive(session: LockedSession, fence: Fence, took_over: bool, progress: Progress) -> Drive:
-    return Drive(fence, took_over, session.core_id, session.owner, session.cwd, progress)
+def _drive(session: LockedSession, fence: Fence, progress: Progress) -> Drive:
+    return Drive(fence, session.core_id, session.owner, session.cwd, progress)
 
 
 def peek_turn(tx: Tx, session_id: SessionId, fence: Fence) -> tuple[Message, ...]:
@@ -412,8 +415,9 @@ def queue_and_claim(
     receipt = put_message(session, message, operation, pending_max=pending_max, run=run)
     work = session.drive()
     if work.token == offer.token:
-        return receipt, _drive(session, Fence(work.epoch, offer.token), False, _already(session))
-    if not idle or session.state.status == "idle" or work.status == "claimed":
+        return receipt, _drive(session, Fence(work.epoch, offer.token), _already(session))
+    woke = idle and session.state.status == "running"
+    if not woke or work.status == "claimed" or not is_node(tx, offer.node):
         session.save()
         return receipt, None
     claimed = claim(ready(work), offer.node, offer.token, lapsed=False)
@@ -423,18 +427,19 @@ def queue_and_claim(
     _begin(session, offer.begin, None)
     session.save()
     fence = Fence(claimed.epoch, offer.token)
-    return receipt, _drive(session, fence, False, _progress(session))
+    return receipt, _drive(session, fence, _progress(session))
 
 
 def give_back_drive(tx: Tx, session_id: SessionId, fence: Fence) -> bool:
     """Lets go of the drive unfinished, an open turn left open; whether it was still held.
 
-    Nothing is charged: the next owner closes the turn as interrupted and goes on.
+    Nothing is charged: the next owner closes the turn as interrupted and goes on. Running again
+    finds the drive ready, and nobody's claim after this one.
     """
     session = lock_session(tx, session_id)
     work = session.drive()
-    if work.status != "claimed" or work.epoch != fence.epoch or work.token != fence.token:
-        return False
+    if not holds(work, fence):
+        return work.status == "ready" and work.epoch == fence.epoch
     write_work(tx, DRIVE, session_id, give_back(work))
     tx.wake(DRIVE, session_id)
     return True

@@ -71,9 +71,7 @@ def put_message(
     receipt = known_message(session, message)
     if receipt is not None:
         return receipt
-    pending = session.tx.execute(
-        "SELECT count(*) FROM inbox WHERE sid = :sid", {"sid": session.sid}
-    )[0][0]
+    pending = session.count_pending()
     if pending >= pending_max:
         raise QueueFull(
             f"{pending} messages are pending in {session.id}, the limit is {pending_max}",
@@ -123,9 +121,9 @@ def retry_failed(
 ) -> list[tuple[MessageId, MessageId]]:
     """Queues the messages of the turns that failed since the last completed one again.
 
-    The answer pairs each old id with its new one, in order. A new id is made of the old one, so
-    running again, or retrying twice, queues nothing twice; what failed again has an id of its own
-    to be made of.
+    The answer pairs each old id with its new one, in order, as long as that is pending. A new id is
+    made of the old one, so running again, or retrying twice, queues nothing twice; what failed
+    again has an id of its own to be made of.
     """
     session = lock_session(tx, session_id)
     entered: list[Message] = []
@@ -146,7 +144,7 @@ def retry_failed(
     for old in failed:
         digest = hashlib.sha256(old.id.encode()).hexdigest()[:26]
         new = Message(MessageId(f"msg_again_{digest}"), old.content, old.source)
-        if tx.execute("SELECT 1 FROM message WHERE id = :id", {"id": new.id}):
+        if known_message(session, new) is not None and not _is_pending(session, new.id):
             continue
         put_message(session, new, "followup", pending_max=pending_max, run=None)
         pairs.append((old.id, new.id))
@@ -202,18 +200,50 @@ def _seq_of(session: LockedSession, message_id: MessageId) -> int:
     return rows[0][0] if rows else session.head
 
 
+def _is_pending(session: LockedSession, message_id: MessageId) -> bool:
+    return bool(
+        session.tx.execute(
+            "SELECT 1 FROM inbox WHERE sid = :sid AND id = :id",
+            {"sid": session.sid, "id": message_id},
+        )
+    )
+
+
 def _driven(session: LockedSession) -> bool:
     return session.drive().status == "claimed"
 
 
-def cancel(tx: Tx, session_id: SessionId, cause: CancelCause, *, keep_inbox: bool) -> int:
+def cancel(
+    tx: Tx,
+    session_id: SessionId,
+    cause: CancelCause,
+    *,
+    keep_inbox: bool,
+    ref: ClaimToken,
+) -> int:
     """Records a cancel; the seq of the log after it.
 
-    Empties what is pending (unless ``keep_inbox``) and marks the open turn, if there is one.
-    Running again finds nothing left to do.
+    Empties what is pending (unless ``keep_inbox``) and marks the open turn, if there is one. ``ref``
+    is made by the caller for this one cancel: running again with it, after a lost answer, touches
+    nothing that came since.
     """
     session = lock_session(tx, session_id)
+    if _was_cancelled(session, ref):
+        return session.head
     session.load_inbox(whole=True)
-    session.append(decide(session.state, Cancel(cause, keep_inbox, _driven(session))))
+    session.append(decide(session.state, Cancel(cause, keep_inbox, _driven(session), ref)))
     session.save()
     return session.head
+
+
+_LOOK_BACK = 5_000
+
+
+def _was_cancelled(session: LockedSession, ref: ClaimToken) -> bool:
+    """Whether this very cancel is in the log. A script runs again within moments: it is near the end."""
+    rows = session.tx.execute(
+        "SELECT data FROM event WHERE sid = :sid AND seq > :after"
+        " AND type IN ('turn/cancel', 'inbox/cancelled')",
+        {"sid": session.sid, "after": session.head - _LOOK_BACK},
+    )
+    return any(f'"ref":"{ref}"' in row[0] for row in rows)

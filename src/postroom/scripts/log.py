@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from postroom.domain.context import HISTORY_TYPES
 from postroom.domain.event import (
     Event,
     ForkPoint,
@@ -20,6 +19,9 @@ from postroom.domain.turn import AgentState, Status
 from postroom.errors import InputError, SessionExists, UnknownSession
 from postroom.ports.store import Row, Tx
 from postroom.scripts.session import insert_session, lock_session
+
+# As the partial index spells it: SQLite uses that index for no other order of the same words.
+_HISTORY = "('user/message', 'assistant/message', 'tool/result', 'history/compacted')"
 
 _decode_state = msgspec.json.Decoder(AgentState).decode
 _decode_message = msgspec.json.Decoder(Message).decode
@@ -106,11 +108,10 @@ def read_history(tx: Tx, session_id: SessionId, after: int = 0) -> list[Event]:
 
     What a compaction covers is not read: opening follows the active context, not the log.
     """
-    types = ", ".join(f"'{t}'" for t in sorted(HISTORY_TYPES))
     rows = tx.execute(
         "SELECT event.seq, event.type, event.at, event.data FROM session JOIN event"
         " ON event.sid = session.sid AND event.seq > :after AND event.seq >= session.context_from"
-        f" AND event.type IN ({types}) WHERE session.id = :id ORDER BY event.seq",
+        f" AND event.type IN {_HISTORY} WHERE session.id = :id ORDER BY event.seq",
         {"id": session_id, "after": after},
     )
     return [Event(session_id, r[0], r[1], r[2], r[3]) for r in rows]
@@ -223,7 +224,8 @@ def fork_session(
         forked_from=ForkPoint(parent_id, cut),
     )
     fork = insert_session(tx, fork_id, created)
-    assert fork is not None
+    if fork is None:  # another transaction made it in the meantime
+        raise SessionExists(f"session {fork_id} exists already")
     fork.save()
     types = ", ".join(f"'{t}'" for t in _COPIED)
     tx.execute(
@@ -236,8 +238,7 @@ def fork_session(
     counts = tx.execute(
         "SELECT max(seq), count(CASE WHEN type = 'turn/start' THEN 1 END),"
         " count(CASE WHEN type IN ('step/start', 'model/retry') THEN 1 END),"
-        " max(CASE WHEN type IN ('user/message', 'assistant/message', 'tool/result',"
-        " 'history/compacted') THEN seq END) FROM event WHERE sid = :sid",
+        f" max(CASE WHEN type IN {_HISTORY} THEN seq END) FROM event WHERE sid = :sid",
         {"sid": fork.sid},
     )[0]
     head, turns, requests, history = counts
@@ -285,7 +286,7 @@ def _renumber_compactions(tx: Tx, parent: int, fork: int, types: str) -> None:
 
 
 def delete_session(tx: Tx, session_id: SessionId) -> bool:
-    """Removes an idle session with its log; False if there is none.
+    """Removes an idle session with its log; False if there never was one. Running again: True.
 
     Message ids stay known, so that a late repeat of one is not taken for new.
 
@@ -295,8 +296,11 @@ def delete_session(tx: Tx, session_id: SessionId) -> bool:
     rows = tx.execute(
         f"SELECT sid, status FROM session WHERE id = :id{tx.for_update}", {"id": session_id}
     )
+    gone = msgspec.json.encode({"sessionId": session_id}).decode()
     if not rows:
-        return False
+        return bool(
+            tx.execute("SELECT 1 FROM event WHERE sid = 0 AND data = :gone", {"gone": gone})
+        )
     sid, status = rows[0]
     if status != "idle":
         raise InputError(f"{session_id} is running", hint="cancel it and wait until it is idle")
@@ -306,12 +310,15 @@ def delete_session(tx: Tx, session_id: SessionId) -> bool:
     tx.execute("DELETE FROM event WHERE sid = :sid", {"sid": sid})
     tx.execute("DELETE FROM work WHERE key = :id", {"id": session_id})
     tx.execute("DELETE FROM session WHERE sid = :sid", {"sid": sid})
-    # Event ids must not be given twice: other processes have seen this far.
+    # A mark in place of the log. Event ids must not be given twice, as other processes have seen
+    # this far: where the newest went, the mark takes its id.
+    id_column, id_value = "", ""
+    if not tx.execute("SELECT 1 FROM event WHERE id = :id", {"id": newest}):
+        id_column, id_value = "id, ", ":id, "
     tx.execute(
-        "INSERT INTO event (id, sid, seq, type, at, data)"
-        " SELECT :id, 0, :id, 'log/pruned', :now, '{}'"
-        " WHERE NOT EXISTS (SELECT 1 FROM event WHERE id = :id)",
-        {"id": newest, "now": tx.now()},
+        f"INSERT INTO event ({id_column}sid, seq, type, at, data) SELECT {id_value}0,"
+        " 1 + coalesce(max(seq), 0), 'log/pruned', :now, :gone FROM event WHERE sid = 0",
+        {"id": newest, "now": tx.now(), "gone": gone},
     )
     return True
 

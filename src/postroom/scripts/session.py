@@ -22,6 +22,7 @@ from postroom.domain.event import (
     SessionCreated,
     ToolResult,
     UserMessage,
+    decode_data,
     encode_data,
 )
 from postroom.domain.ids import ClaimToken, CoreId, MessageId, NodeId, SessionId
@@ -119,6 +120,11 @@ class LockedSession:
             assert pending is not None
             (second if put["lane"] else first).append(pending)
         self.state = _replace(self.state, inbox=Inbox(tuple(first), tuple(second)))
+
+    def count_pending(self) -> int:
+        """How many messages are pending, those put by this script among them."""
+        rows = self.tx.execute("SELECT count(*) FROM inbox WHERE sid = :sid", {"sid": self.sid})
+        return rows[0][0] + len(self._puts)
 
     def drive(self) -> Work:
         """The session's drive as it stands."""
@@ -319,35 +325,50 @@ def create_session(
     cwd: str | None = None,
     parent: SessionId | None = None,
     exclusive: bool = False,
+    ref: ClaimToken | None = None,
 ) -> Opened:
-    """Makes a session unless it exists. Running again finds it made.
+    """Makes a session unless it exists.
+
+    ``ref`` is made by the caller for this one call: running again with it answers that the session
+    was created, as the first time. Without it running again finds a session that exists.
 
     Raises:
         SessionExists: it exists, and ``exclusive`` asks for a new one.
     """
-    known = _opened(tx, session_id)
-    if known is not None:
-        if exclusive:
-            raise SessionExists(f"session {session_id} exists already")
-        return known
-    session = insert_session(
-        tx,
-        session_id,
-        SessionCreated(core_id=core_id, owner=owner, cwd=cwd, parent=parent),
-    )
-    if session is None:  # another transaction made it in the meantime
-        known = _opened(tx, session_id)
+    known = _opened(tx, session_id, ref)
+    if known is None:
+        session = insert_session(
+            tx,
+            session_id,
+            SessionCreated(core_id=core_id, owner=owner, cwd=cwd, parent=parent, ref=ref),
+        )
+        if session is not None:
+            session.save()
+            return Opened(True, core_id, owner, cwd, session.head, "idle")
+        known = _opened(tx, session_id, ref)  # another transaction made it in the meantime
         assert known is not None
-        return known
-    session.save()
-    return Opened(True, core_id, owner, cwd, session.head, "idle")
+    if exclusive and not known.created:
+        raise SessionExists(f"session {session_id} exists already")
+    return known
 
 
-def _opened(tx: Tx, session_id: SessionId) -> Opened | None:
+def _opened(tx: Tx, session_id: SessionId, ref: ClaimToken | None) -> Opened | None:
     rows = tx.execute(
-        "SELECT core_id, owner, cwd, head, status FROM session WHERE id = :id", {"id": session_id}
+        "SELECT core_id, owner, cwd, head, status, sid FROM session WHERE id = :id",
+        {"id": session_id},
     )
-    return Opened(False, *rows[0]) if rows else None
+    if not rows:
+        return None
+    *known, sid = rows[0]
+    return Opened(ref is not None and _made_by(tx, sid) == ref, *known)
+
+
+def _made_by(tx: Tx, sid: int) -> str | None:
+    """The ``ref`` of the call that made a session."""
+    raw = tx.execute("SELECT data FROM event WHERE sid = :sid AND seq = 1", {"sid": sid})[0][0]
+    created = decode_data(SessionCreated.TYPE, raw)
+    assert isinstance(created, SessionCreated)
+    return created.ref
 
 
 def insert_session(tx: Tx, session_id: SessionId, created: SessionCreated) -> LockedSession | None:
@@ -425,6 +446,11 @@ def release_work(tx: Tx, kind: str, key: str) -> None:
         " WHERE kind = :kind AND key = :key",
         {"kind": kind, "key": key},
     )
+
+
+def is_node(tx: Tx, node: NodeId) -> bool:
+    """Whether a process is known under this identity and was not given up for dead."""
+    return bool(tx.execute("SELECT 1 FROM node WHERE id = :id AND expires_at > 0", {"id": node}))
 
 
 def lapsed(tx: Tx, owner: NodeId | None) -> bool:

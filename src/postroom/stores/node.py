@@ -29,14 +29,12 @@ def register_node(tx: Tx, node: NodeId, token: ClaimToken, lease_ms: int, about:
 def renew_node(tx: Tx, node: NodeId, token: ClaimToken, lease_ms: int) -> bool:
     """Whether the lease was still this node's own; a lapsed one is not renewed."""
     now = tx.now()
-    alive = tx.execute(
-        "SELECT 1 FROM node WHERE id = :id AND token = :token AND expires_at > :now",
-        {"id": node, "token": token, "now": now},
+    renewed = tx.execute(
+        "UPDATE node SET expires_at = :expires"
+        " WHERE id = :id AND token = :token AND expires_at > :now RETURNING 1",
+        {"id": node, "token": token, "now": now, "expires": now + lease_ms},
     )
-    if not alive:
-        return False
-    tx.execute("UPDATE node SET expires_at = :e WHERE id = :id", {"e": now + lease_ms, "id": node})
-    return True
+    return bool(renewed)
 
 
 def remove_node(tx: Tx, node: NodeId, token: ClaimToken) -> None:

@@ -370,19 +370,28 @@ class PostgresStore:
             await self._job_ended.wait()
         if self._ticker is not None:
             self._ticker.cancel()
-        await asyncio.to_thread(self._end_threads)
+        ended: asyncio.Future[None] = self._loop.create_future()
+        thread = threading.Thread(
+            target=self._end_threads, args=(ended,), name="postroom-close", daemon=True
+        )
+        thread.start()
+        await ended
+        thread.join()
         for future in self._ready:
             if not future.done():
                 future.cancel()
             elif not future.cancelled():
                 future.exception()
 
-    def _end_threads(self) -> None:
-        self._writers.stop()
-        self._readers.stop()
-        self._pool.clear()
-        self._lease.close()
-        self._watch.close()
+    def _end_threads(self, ended: asyncio.Future[None]) -> None:
+        try:
+            self._writers.stop()
+            self._readers.stop()
+            self._pool.clear()
+            self._lease.close()
+            self._watch.close()
+        finally:
+            self._call(ended.set_result, None)
 
     def _keep_ticking(self) -> None:
         self._tick_ms = now_ms()

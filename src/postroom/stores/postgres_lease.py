@@ -46,6 +46,7 @@ log = logging.getLogger("postroom.store")
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_BURY_FIRST_MS = 40  # the server may need a moment to see that a killed client is gone
 _BURY_EVERY_MS = 500
 _BURY_AGAIN_AFTER_MS = 5_000
 _DAY_MS = 86_400_000
@@ -85,6 +86,7 @@ class Lease:
         self._renewed_ms = 0
         self._renew_at_ms = 0
         self._bury_at_ms = 0
+        self._bury_every_ms = _BURY_FIRST_MS
         self._wake = threading.Event()
         self._settled = threading.Condition()
         self._closing = False
@@ -123,15 +125,16 @@ class Lease:
             connection = self._connect()
             migrate(connection, self._address)
             self._introduce(connection)
+            self._bury(connection)  # a restart does not wait: the last run's lock is free
         except BaseException as error:
             self._disconnect()
             known = self._address.means(error) if isinstance(error, psycopg.Error) else error
             self._on_ready(known)
             return
         self._on_ready(None)
-        pause_ms = min(_BURY_EVERY_MS, max(self._lease_ms // 12, 10))
+        shortest_ms = max(self._lease_ms // 12, 10)
         while not self._closing:
-            self._wake.wait(pause_ms / 1000)
+            self._wake.wait(min(self._bury_every_ms, shortest_ms) / 1000)
             self._wake.clear()
             if not self._closing:
                 self._round()
@@ -163,7 +166,8 @@ class Lease:
         if not self._locked:
             self._locked = self._lock(connection)
         hangs = now_ms() - self._tick_ms() > self._lease_ms
-        if (now_ms() >= self._renew_at_ms or self._lapsed) and not hangs:
+        over = self._lapsed or now_ms() - self._renewed_ms > self._lease_ms
+        if over or (now_ms() >= self._renew_at_ms and not hangs):
             self._renew(connection)
         if now_ms() >= self._bury_at_ms:
             self._bury(connection)
@@ -204,7 +208,8 @@ class Lease:
             connection.execute("SELECT pg_advisory_unlock(%s)", (lock_key(old),))
 
     def _bury(self, connection: Connection) -> None:
-        self._bury_at_ms = now_ms() + _BURY_EVERY_MS
+        self._bury_at_ms = now_ms() + self._bury_every_ms
+        self._bury_every_ms = min(2 * self._bury_every_ms, _BURY_EVERY_MS)
         others = self._run(connection, other_nodes, self.node)
         if others and self._run(connection, _bury_dead, others):
             self._on_found_work()

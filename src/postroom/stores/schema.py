@@ -1,8 +1,9 @@
 """The tables, as forward migrations.
 
 Each migration is a list of statements run in one transaction; version *n* is the n-th. A released
-migration is never edited. Two words differ between engines and are filled in by them:
-``{identity}`` (a growing integer primary key) and ``{without_rowid}``.
+migration is never edited. Three words differ between engines and are filled in by them:
+``{identity}`` (a growing integer primary key), ``{lasting_identity}`` (one whose numbers are never
+given twice, even after the newest was deleted) and ``{without_rowid}``.
 
 The session row holds the fold of its log (``state``), so that a decision reads one row and not
 the log. ``event`` is a rowid table with a unique index: measured at twice the rate of a clustered
@@ -16,7 +17,7 @@ MIGRATIONS: list[list[str]] = [
     [
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
         """CREATE TABLE session (
-            sid {identity},
+            sid {lasting_identity},
             id TEXT NOT NULL UNIQUE,
             core_id TEXT NOT NULL,
             owner TEXT NOT NULL,
@@ -73,7 +74,7 @@ MIGRATIONS: list[list[str]] = [
             owner TEXT,
             PRIMARY KEY (kind, key)
         ) {without_rowid}""",
-        "CREATE INDEX work_open ON work (kind, status, key) WHERE status <> 'none'",
+        "CREATE INDEX work_open ON work (kind, status, key, owner) WHERE status <> 'none'",
         """CREATE TABLE node (
             id TEXT PRIMARY KEY,
             token TEXT NOT NULL,

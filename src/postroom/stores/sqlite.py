@@ -13,7 +13,10 @@ The rules it keeps, and what goes wrong without them:
   outcome is called uncertain, and nothing more is accepted until a commit succeeds again.
 - The wait for another process's lock is our own short, jittered retry: the library's starves.
 - The lease is renewed here, ahead of queued scripts: never behind a busy event loop. It stops if
-  that loop has not moved for a whole lease.
+  that loop has not moved for a whole lease. What lapsed is not renewed: the process goes on under
+  another identity.
+- What other processes committed is told up to the newest event seen *inside* our own transaction:
+  one read after its COMMIT would leave out what they wrote in between.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ from postroom.errors import (
 )
 from postroom.ports.clock import Clock, SystemClock
 from postroom.ports.store import EventListener, Row, SqlValue, Subscription, Tx, WorkListener
+from postroom.stores.check import lost_commits, torn
 from postroom.stores.hub import Hub
 from postroom.stores.node import (
     NodeLock,
@@ -76,6 +80,7 @@ _BURY_EVERY_S = 0.5
 _RETRY_S = (0.0005, 0.0015)
 _CHECKPOINT_PAGES = 8000
 _DAY_MS = 86_400_000
+_UNSEEN = -1
 
 APPLICATION_ID = 0x50535452  # "PSTR"
 
@@ -191,7 +196,7 @@ class SqliteStore:
         self._loop = asyncio.get_running_loop()
         self._accepting = True
         self._broken: CommitUncertain | None = None
-        self._tick = time.monotonic()
+        self._tick = _lease_clock()
         self._ticker: asyncio.TimerHandle | None = None
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="postroom-read")
         self._reading = threading.local()
@@ -200,8 +205,9 @@ class SqliteStore:
         self._node = mint.node_id()
         self._node_token = mint.claim_token()
         self._node_lock: NodeLock | None = None
+        self._renewed_at = 0.0
         self._last_event = 0
-        self._data_version = 0
+        self._data_version = _UNSEEN
         self._thread = threading.Thread(target=self._main, name="postroom-write", daemon=True)
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -282,15 +288,18 @@ class SqliteStore:
             raise StoreClosed("the store is closed")
 
         def snapshot() -> R:
-            connection = self._reader()
-            tx = SqliteTx(connection, self._clock.now_ms)
-            _run(connection, "BEGIN")
             try:
-                return script(tx, *args, **kwargs)
+                connection = self._reader()
+                tx = SqliteTx(connection, self._clock.now_ms)
+                _run(connection, "BEGIN")
+                try:
+                    return script(tx, *args, **kwargs)
+                finally:
+                    # On a damaged file this raises too, and would hide what went wrong first.
+                    with contextlib.suppress(apsw.Error):
+                        _run(connection, "ROLLBACK")
             except apsw.Error as error:
                 raise _translate(error, self.path) from error
-            finally:
-                _run(connection, "COMMIT")
 
         return await self._loop.run_in_executor(self._readers, snapshot)
 
@@ -304,26 +313,33 @@ class SqliteStore:
         return self._hub.on_lease_lost(listener)
 
     async def aclose(self) -> None:
-        if self._accepting:
-            self._accepting = False
-            self._queue.put(None)
+        first, self._accepting = self._accepting, False
         if self._ticker is not None:
             self._ticker.cancel()
+        try:
+            # Readers first: the log is emptied into the file by the last connection to close, if
+            # that one may write.
+            await self._loop.run_in_executor(None, self._close_readers)
+        finally:
+            if first:
+                self._queue.put(None)
         await asyncio.shield(self._ended)
         await self._loop.run_in_executor(None, self._thread.join)
-        await self._loop.run_in_executor(None, self._readers.shutdown)
-        for connection in self._read_connections:
-            connection.close()
-        self._read_connections.clear()
         if not self._ready.done():
             self._ready.cancel()
         elif not self._ready.cancelled():
             self._ready.exception()
 
+    def _close_readers(self) -> None:
+        self._readers.shutdown()
+        for connection in self._read_connections:
+            connection.close()
+        self._read_connections.clear()
+
     # ---- the event loop's side ----
 
     def _keep_ticking(self) -> None:
-        self._tick = time.monotonic()
+        self._tick = _lease_clock()
         self._ticker = self._loop.call_later(self.lease_ms / 12_000, self._keep_ticking)
 
     def _deliver(
@@ -375,13 +391,19 @@ class SqliteStore:
 
     def _main(self) -> None:
         try:
+            self._refuse_torn()
             self._writer = self._connect()
+            self._refuse_shortened_log()
             self._migrate()
             self._introduce()
+            self._last_event = self._newest_event()
         except BaseException as error:
             self._accepting = False
             writer = getattr(self, "_writer", None)
             if writer is not None:
+                # What is not to be opened is not to be touched: closing would empty the log.
+                with contextlib.suppress(apsw.Error):
+                    writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 writer.close()
             if self._node_lock is not None:
                 self._node_lock.release()
@@ -416,10 +438,29 @@ class SqliteStore:
         if refused:
             self._call(self._deliver, refused, (), (), False)
 
+    def _refuse_torn(self) -> None:
+        """SQLite would fill up a page that was cut off with zeros, and go on."""
+        finding = torn(self.path)
+        if finding is not None:
+            raise _damaged(self.path, str(finding))
+
+    def _refuse_shortened_log(self) -> None:
+        """SQLite would begin the log anew at a damaged frame, and drop the commits behind it."""
+        before = -1
+        for _ in range(10):
+            frames = _run(self._writer, "PRAGMA wal_checkpoint(NOOP)")[0][1]
+            finding = lost_commits(self.path, max(frames, 0))
+            if finding is None:
+                return
+            if frames == before:  # else another process appended them after the count
+                raise _damaged(self.path, str(finding))
+            before = frames
+
     def _connect(self) -> apsw.Connection:
         connection = apsw.Connection(str(self.path), vfs=self._vfs, statementcachesize=256)
         connection.set_busy_timeout(0)
         deadline = time.monotonic() + self._lock_wait_s
+        self._patiently(lambda: _check_ours(connection, self.path), deadline)
         for pragma in (
             "PRAGMA journal_mode = WAL",
             "PRAGMA synchronous = FULL",
@@ -471,12 +512,15 @@ class SqliteStore:
         previous, self._node_lock = self._node_lock, lock
         if previous is not None:
             previous.release()
-        self._renew_at = time.monotonic() + self.lease_ms / 6000
         self._bury_at = 0.0
+        now = _lease_clock()
         about = f"pid {os.getpid()}"
         self._alone(register_node, self._node, self._node_token, self.lease_ms, about)
-        self._last_event = self._newest_event()
-        self._data_version = self._version()
+        self._renewed(now)
+
+    def _renewed(self, at: float) -> None:
+        self._renewed_at = at
+        self._renew_at = at + self.lease_ms / 6000
 
     def _newest_event(self) -> int:
         return _run(self._writer, "SELECT coalesce(max(id), 0) FROM event")[0][0]
@@ -500,7 +544,7 @@ class SqliteStore:
         busy_since: float | None = None
         while True:
             now = time.monotonic()
-            if now >= self._renew_at:
+            if _lease_clock() >= self._renew_at:
                 self._renew()
             if now >= self._bury_at:
                 self._bury()
@@ -512,6 +556,8 @@ class SqliteStore:
                 continue
             if job is None:
                 return
+            if _lease_clock() >= self._renew_at:  # stopped or asleep while it waited for the job
+                self._renew()
             if busy_since is None:
                 busy_since = now
             elif now - busy_since > _BATCHES_BEFORE_PAUSE_S:
@@ -546,12 +592,16 @@ class SqliteStore:
         return [Event(SessionId(r[1]), r[2], r[3], r[4], r[5]) for r in rows]
 
     def _renew(self) -> None:
-        self._renew_at = time.monotonic() + self.lease_ms / 6000
-        if time.monotonic() - self._tick > self.lease_ms / 1000:
+        now, lease = _lease_clock(), self.lease_ms / 1000
+        if now - self._tick > lease and now - self._renewed_at <= lease:
+            self._renew_at = now + lease / 60
             return  # the event loop hangs: what it claimed is better done by another
+        self._renew_at = now + lease / 6
         try:
             if self._alone(renew_node, self._node, self._node_token, self.lease_ms):
+                self._renewed(now)
                 return
+            self._alone(remove_node, self._node, self._node_token)
             self._node = mint.node_id()
             self._node_token = mint.claim_token()
             self._introduce()
@@ -580,7 +630,10 @@ class SqliteStore:
         jobs = [first]
         if self._broken is not None and not self._probe():
             first.taken = True
-            first.error = self._broken
+            first.error = NotCommitted(
+                f"nothing is written until the database can be again: {self._broken.message}",
+                hint="free the disk or mend it, then send it again",
+            )
             self._call(self._deliver, jobs, (), (), False)
             return True
         try:
@@ -625,10 +678,9 @@ class SqliteStore:
         hints: list[tuple[str, str]] = []
         now = time.monotonic()
         if self._version() != self._data_version:
-            # Others committed first: their events go out before ours.
+            # Others committed first: their events go out before ours, whatever becomes of ours.
             self._data_version = self._version()
-            events.extend(self._foreign_events())
-            hints.append(("*", "*"))
+            self._call(self._deliver, (), self._foreign_events(), (("*", "*"),), False)
         wrote = False
         for job in jobs:
             job.taken = True
@@ -653,6 +705,7 @@ class SqliteStore:
             events.extend(tx.events)
             hints.extend(tx.hints)
         try:
+            newest = self._newest_event() if wrote else self._last_event
             if self._on_commit is not None:
                 self._on_commit("before")
             _run(writer, "COMMIT")
@@ -661,7 +714,7 @@ class SqliteStore:
             return
         if wrote:
             self.commits += 1
-            self._last_event = self._newest_event()
+            self._last_event = newest
         if self._on_commit is not None:
             self._on_commit("after")
         self._call(self._deliver, jobs, events, hints, False)
@@ -672,6 +725,7 @@ class SqliteStore:
             self._rollback()
             fresh = self._connect()  # before the old one closes: the log's index must not be lost
             old, self._writer = self._writer, fresh
+            self._data_version = _UNSEEN  # each connection counts for itself
             with contextlib.suppress(apsw.Error):
                 old.close()
             self._scrub()
@@ -718,6 +772,28 @@ def migrate(connection: apsw.Connection, path: Path, *, begun: bool = False) -> 
     """
     if not begun:
         _run(connection, "BEGIN IMMEDIATE")
+    version = _check_ours(connection, path)
+    words = {
+        "identity": "INTEGER PRIMARY KEY",
+        "lasting_identity": "INTEGER PRIMARY KEY AUTOINCREMENT",
+        "without_rowid": "WITHOUT ROWID",
+    }
+    for migration in MIGRATIONS[version:]:
+        for statement in migration:
+            _run(connection, statement.format_map(words))
+    if version < VERSION:
+        _run(connection, f"PRAGMA application_id = {APPLICATION_ID}")
+        _run(connection, f"PRAGMA user_version = {VERSION}")
+    _run(connection, "COMMIT")
+    return version == 0
+
+
+def _check_ours(connection: apsw.Connection, path: Path) -> int:
+    """The schema version (0: a new database), found before anything is changed.
+
+    Raises:
+        SchemaMismatch: it is another program's, or a newer Postroom's.
+    """
     application = _run(connection, "PRAGMA application_id")[0][0]
     version = _run(connection, "PRAGMA user_version")[0][0]
     tables = _run(connection, "SELECT count(*) FROM sqlite_schema")[0][0]
@@ -730,18 +806,22 @@ def migrate(connection: apsw.Connection, path: Path, *, begun: bool = False) -> 
             f"{path} has schema version {version}, this Postroom knows {VERSION}",
             hint="upgrade Postroom; nothing was changed",
         )
-    words = {"identity": "INTEGER PRIMARY KEY", "without_rowid": "WITHOUT ROWID"}
-    for migration in MIGRATIONS[version:]:
-        for statement in migration:
-            _run(connection, statement.format_map(words))
-    if version < VERSION:
-        _run(connection, f"PRAGMA application_id = {APPLICATION_ID}")
-        _run(connection, f"PRAGMA user_version = {VERSION}")
-    _run(connection, "COMMIT")
-    return version == 0
+    return version
+
+
+def _lease_clock() -> float:
+    """Seconds that pass while the machine sleeps too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 _WHAT = re.compile(r"^\w+Error: ")
+
+
+def _damaged(path: Path, what: str) -> Corrupt:
+    return Corrupt(
+        f"{path} is damaged or no database: {what}",
+        hint="`postroom doctor` says where; restore a backup with `postroom db restore`",
+    )
 
 
 def _translate(error: BaseException, path: Path) -> PostroomError:
@@ -764,9 +844,6 @@ def _translate(error: BaseException, path: Path) -> PostroomError:
         case apsw.BusyError() | apsw.LockedError():
             return StoreLocked(f"another process holds the write lock of {path}")
         case apsw.CorruptError() | apsw.NotADBError():
-            return Corrupt(
-                f"{path} is damaged or no database: {text}",
-                hint="`postroom doctor` says where; restore a backup with `postroom db restore`",
-            )
+            return _damaged(path, text)
         case _:
             return NotCommitted(f"the database refused: {text}")

@@ -1,10 +1,11 @@
 """Parts to test with, the same that Postroom's own tests use.
 
 Played by hand: `PuppetModel`, `PuppetTool`, `ManualClock`. Prepared: `scripted`, `PlainTool`. In the
-way on purpose: `FaultyStore`. In any order: `every_schedule` and what stands at its gates.
+way on purpose: `FaultyStore`. Without a disk: `MemoryStore`. In any order: `every_schedule` and what stands at its gates.
 """
 
 from postroom.testing.clock import ManualClock
+from postroom.testing.memory import MemoryStore
 from postroom.testing.model import Asked, PuppetModel, calling, scripted
 from postroom.testing.scheduler import (
     ScheduledModel,
@@ -22,6 +23,7 @@ __all__ = [
     "Called",
     "FaultyStore",
     "ManualClock",
+    "MemoryStore",
     "PlainTool",
     "PuppetModel",
     "PuppetTool",

@@ -39,9 +39,12 @@ class ManualClock:
 
     def advance(self, ms: int) -> None:
         self._now += ms
-        for due, future in sorted(self._sleepers, key=lambda s: s[0]):
-            if due <= self._now and not future.done():
-                future.set_result(None)
+        for entry in sorted(self._sleepers, key=lambda s: s[0]):
+            due, future = entry
+            if due <= self._now:
+                self._sleepers.remove(entry)  # it sleeps no more, though it has not run yet
+                if not future.done():
+                    future.set_result(None)
 
     async def sleeping(self) -> int:
         """Waits until somebody sleeps; how long until the first of them is due, in milliseconds."""

@@ -87,7 +87,7 @@ class Called:
 class PuppetTool(PlainTool):
     """A tool that a test plays by hand. ``calls`` holds every call there was, in order.
 
-    ``stubborn``: it does not stop when it is cancelled, and goes on until the test answers.
+    ``stubborn`` is how many cancels of a call it ignores before it stops.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class PuppetTool(PlainTool):
         exclusive: bool = False,
         effects: Effects = "none",
         timeout_ms: int | None = None,
-        stubborn: bool = False,
+        stubborn: int = 0,
     ) -> None:
         super().__init__(name, exclusive=exclusive, effects=effects, timeout_ms=timeout_ms)
         self.calls: list[Called] = []
@@ -117,11 +117,15 @@ class PuppetTool(PlainTool):
         called = Called(ctx, arguments)
         self.calls.append(called)
         self._untaken.put_nowait(called)
+        ignored = 0
         while True:
             try:
                 return await asyncio.shield(called.result)
             except asyncio.CancelledError:
+                if called.result.done():
+                    return called.result.result()
                 called.stopped.set()
-                if not self._stubborn:
+                if ignored >= self._stubborn:
                     called.result.cancel()
                     raise
+                ignored += 1

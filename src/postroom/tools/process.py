@@ -32,7 +32,6 @@ SETTLE_MS = 300
 DRAIN_MS = 100
 _POLL_MS = 10
 _CHUNK_BYTES = 64 * 1024
-_DRAIN_BYTES_MAX = 1024 * 1024
 
 Sink = Callable[[bytes], None]
 
@@ -78,7 +77,6 @@ async def run(
         if not done or leftovers:
             await child.stop(grace_ms)
         await _within(DRAIN_MS, child.closed)
-        child.drain()
         return Ended(child.code, timed_out=not done, leftovers=leftovers)
     except asyncio.CancelledError:
         await child.stop(grace_ms)
@@ -144,30 +142,22 @@ class _Child:
         with contextlib.suppress(RuntimeError):  # the loop has closed
             self._loop.call_soon_threadsafe(_resolve, self.exited)
 
-    def _read(self) -> int:
-        """Hands on what one read gives; how much that was."""
+    def _read(self) -> None:
         try:
             data = os.read(self._pipe.fileno(), _CHUNK_BYTES)
         except BlockingIOError:
-            return 0
+            return
         except OSError:
             data = b""
         if not data:
             self._close_pipe()
-            return 0
+            return
         try:
             self._sink(data)
         except Exception as error:
             if not self.broken.done():
                 self.broken.set_result(error)
             self._close_pipe()
-        return len(data)
-
-    def drain(self) -> None:
-        """Takes what is in the pipe now, though its other end may be open for ever."""
-        left = _DRAIN_BYTES_MAX
-        while left > 0 and not self._pipe.closed and (taken := self._read()):
-            left -= taken
 
     def _close_pipe(self) -> None:
         if not self._pipe.closed:
