@@ -11,10 +11,12 @@ import os
 
 from hypothesis import settings
 
+from tests.servers.model_server import model_server
 from tests.servers.postgres import postgres_server, postgres_url
 from tools.recording import pytest_addoption, pytest_collection_modifyitems, pytest_configure
 
 __all__ = [
+    "model_server",
     "postgres_server",
     "postgres_url",
     "pytest_addoption",

@@ -19,7 +19,7 @@ from tests.support import ROOT
 from tools import contracts, lock, mutants
 
 ADAPTERS = ("stores", "models", "tools", "channels")
-MAY_NAME_ADAPTERS = ("app", "cores", "testing", "demo")
+MAY_NAME_ADAPTERS = ("app", "cores", "upkeep", "testing", "demo")
 
 # In pieces, so that this file keeps its own rules.
 REGISTRY_HOSTS = (

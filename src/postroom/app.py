@@ -30,6 +30,7 @@ from postroom.ports.clock import Clock, SystemClock
 from postroom.ports.store import Store
 from postroom.scripts.drive import Drive, Offer
 from postroom.scripts.session import create_session
+from postroom.tools.bounds import bound_output
 
 OPERATOR = "operator"
 DEFAULT_CORE = CoreId("default")
@@ -70,6 +71,7 @@ class Room:
             Contexts(store, limits.context_cache_bytes_max),
             self.live,
             limits,
+            bound_output,
         )
         self.supervisor = Supervisor(parts, only=only)
 

@@ -184,6 +184,11 @@ def open_any(ref: str, environ: Mapping[str, str]) -> Model:
     return open_model(ref, environ)
 
 
+def load_http() -> None:
+    """Imports the HTTP client, which takes a while; best in a thread, while a database opens."""
+    import postroom.models.http  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+
 def register_extras(environ: Mapping[str, str]) -> None:
     """Makes the providers known that need a part of Postroom of their own. Imports none of it."""
     from postroom.models import local, providers

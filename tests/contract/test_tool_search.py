@@ -58,6 +58,7 @@ async def grep(workspace: Path, pattern: str, **arguments: object) -> list[str]:
         ("**/*.py", ["src/one.py", "src/pipe.py", "src/secret-link.py"]),
         ("src/**/t??.ts", ["src/deep/two.ts"]),
         ("src/deep/**", ["src/deep/.hidden", "src/deep/two.ts"]),
+        ("src/{link,deep}", ["src/deep/", "src/link"]),
         ("**/*.{ts,md}", ["README.md", "src/deep/two.ts"]),
         ("**/[!o]*.ts", ["src/deep/two.ts"]),
         ("**/[a-o]ne.py", ["src/one.py"]),

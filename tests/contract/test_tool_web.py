@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 from aiohttp import web
 
+import postroom.tools.web
 from postroom.domain.message import File, Image
 from postroom.errors import ToolFailure
 from postroom.ports.tool import ToolContext, ToolOutput
@@ -159,6 +161,18 @@ async def test_a_name_is_resolved_once_and_connected_to_where_it_was_checked(sit
 
 
 @pytest.mark.contract("ART-02")
+async def test_a_connection_to_an_address_that_was_not_checked_is_not_made(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last look is at the socket: here the resolution behind it is made to lie.
+    pinned = postroom.tools.web._pinned
+    monkeypatch.setattr(postroom.tools.web, "_pinned", lambda _: pinned(["127.0.0.1"]))
+    with pytest.raises(ToolFailure, match=r"site\.test:\d+/ cannot be fetched"):
+        await fetch(site.url(host="site.test"), names=Names(site_test=[["93.184.215.14"]]))
+    assert site.requests == []
+
+
+@pytest.mark.contract("ART-02")
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
@@ -250,8 +264,14 @@ async def test_a_body_is_bounded_after_it_is_unpacked(site: Site) -> None:
     packer = zlib.compressobj(wbits=31)
     bomb = b"".join(packer.compress(bytes(1024 * 1024)) for _ in range(50)) + packer.flush()
     site.page("/", bomb, "text/plain", Content_Encoding="gzip")
-    with pytest.raises(ToolFailure, match="only the first 5242880 bytes were read"):
-        await fetch(site.url())
+    tracemalloc.start()
+    try:
+        with pytest.raises(ToolFailure, match="only the first 5242880 bytes were read"):
+            await fetch(site.url())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 * 1024 * 1024
 
 
 def bare_deflate(data: bytes) -> bytes:

@@ -1,15 +1,19 @@
 """Every order in which what a client does and what the driver does can happen.
 
 The tests let the named awaits of the driver and of the client go on one at a time, in each order
-there is (`postroom.testing.every_schedule`), and look at the log afterwards. One database serves all
-orders of a test, a session each.
+there is (`postroom.testing.every_schedule`), and look at the log afterwards. All orders of a test
+share one database, a session each. It is in memory, where no thread decides anything; one test runs
+the same over the real engine.
+
+A path is how the turn is opened: *claimed* in the transaction of the receipt, *plain* by a driver
+that claims first, *judged* by one that asks a policy, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from postroom.ports.tool import Tool
 from postroom.scripts import inbox as scripts
 from postroom.stores.artifacts import LocalArtifacts
 from postroom.testing import (
+    MemoryStore,
     PlainTool,
     PuppetModel,
     ScheduledModel,
@@ -54,16 +59,6 @@ async def admit(_: SessionId, batch: object) -> Verdict:
     return Admit()
 
 
-@contextlib.asynccontextmanager
-async def stage(database: str) -> AsyncGenerator[Store]:
-    """The database of all orders of one test."""
-    store = await open_store(database)
-    try:
-        yield store
-    finally:
-        await store.aclose()
-
-
 class Scene:
     """One order: a room over the scheduled store, and a session of its own."""
 
@@ -77,7 +72,7 @@ class Scene:
         path: str = "claimed",
         policy: Policy | None = None,
         pauses: bool = True,
-        drive: bool = True,
+        drive: bool | None = None,
         name: str | None = None,
     ) -> None:
         reads = ("peek_turn", "peek_step")
@@ -94,7 +89,7 @@ class Scene:
             database="unused",
             store=ScheduledStore(store, scheduler, reads=reads, pauses=pauses),
             artifacts=LocalArtifacts(Path("unused")),
-            drive=drive,
+            drive=path == "claimed" if drive is None else drive,
             drain_ms=0,
         )
 
@@ -104,6 +99,20 @@ class Scene:
         # An agent that knows no core claims nothing in the receipt's transaction.
         self.agent = self.room.agent(agent.session_id) if self.path == "plain" else agent
         return self
+
+    async def start(self) -> None:
+        """Begins to drive, where ``drive`` was False."""
+        self.room.supervisor.start()
+
+    async def first(self, text: str) -> Coroutine[Any, Any, object]:
+        """Queues a message so that all that follows from it is in the scheduler's hand.
+
+        The answer is to be run with what else happens.
+        """
+        if self.path == "claimed":
+            return self.agent.followup(text)
+        await self.agent.followup(text)
+        return self.start()
 
     async def __aexit__(self, *error: Any) -> None:
         await bounded(self._room.__aexit__(*error))
@@ -133,18 +142,16 @@ def with_a_tool() -> Model:
 
 @pytest.mark.contract("INB-05")
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_steer_in_any_order_with_the_driver_joins_or_opens_a_turn(
-    database: str, path: str
-) -> None:
+async def test_a_steer_in_any_order_with_the_driver_joins_or_opens_a_turn(path: str) -> None:
     """C-11: also between the last "is anything pending?" and idle."""
     count = 0
     seen: set[tuple[int, int]] = set()
-    async with stage(database) as store:
+    async with contextlib.aclosing(MemoryStore()) as store:
         for scheduler in every_schedule(limit=1_000):
             count += 1
             tools = (PlainTool("look"),)
             async with Scene(store, scheduler, with_a_tool(), tools=tools, path=path) as scene:
-                await scene.run(scene.agent.followup("first"), scene.agent.steer("steer"))
+                await scene.run(await scene.first("first"), scene.agent.steer("steer"))
                 log = await scene.sound()
                 assert set(outcomes(log).values()) == {"entered"}, scheduler.trail
                 turn, step = next(where[:2] for where in entered(log) if where[2] == "steer")
@@ -156,14 +163,25 @@ async def test_a_steer_in_any_order_with_the_driver_joins_or_opens_a_turn(
 
 
 @pytest.mark.contract("INB-05")
+async def test_a_steer_in_any_order_with_the_driver_over_the_real_engine(database: str) -> None:
+    async with contextlib.aclosing(await open_store(database)) as store:
+        for scheduler in every_schedule(limit=100):
+            model = scripted(then="echo")
+            async with Scene(store, scheduler, model, pauses=False) as scene:
+                await scene.run(await scene.first("first"), scene.agent.steer("steer"))
+                log = await scene.sound()
+                assert set(outcomes(log).values()) == {"entered"}, scheduler.trail
+
+
+@pytest.mark.contract("INB-05")
 @pytest.mark.parametrize("path", PATHS)
-async def test_two_steers_and_the_end_of_a_turn_in_any_order(database: str, path: str) -> None:
-    async with stage(database) as store:
+async def test_two_steers_and_the_end_of_a_turn_in_any_order(path: str) -> None:
+    async with contextlib.aclosing(MemoryStore()) as store:
         for scheduler in every_schedule(limit=3_000):
             model = scripted(then="echo")
             async with Scene(store, scheduler, model, path=path, pauses=False) as scene:
                 await scene.run(
-                    scene.agent.followup("first"),
+                    await scene.first("first"),
                     scene.agent.steer("steer 1"),
                     scene.agent.steer("steer 2"),
                 )
@@ -172,13 +190,15 @@ async def test_two_steers_and_the_end_of_a_turn_in_any_order(database: str, path
 
 
 @pytest.mark.contract("INB-05", "INB-11")
-async def test_a_thousand_random_orders_leave_nothing_parked(database: str) -> None:
+async def test_a_thousand_random_orders_leave_nothing_parked() -> None:
     """C-11: one seed, one thousand orders; a failing one shows its trail."""
-    async with stage(database) as store:
+    async with contextlib.aclosing(MemoryStore()) as store:
         for number, scheduler in enumerate(random_schedules(1_000, seed=11)):
             tools = (PlainTool("look"),)
             path = PATHS[number % len(PATHS)]
-            async with Scene(store, scheduler, with_a_tool(), tools=tools, path=path) as scene:
+            async with Scene(
+                store, scheduler, with_a_tool(), tools=tools, path=path, drive=True
+            ) as scene:
                 agent = scene.agent
                 acts = [agent.steer("steer 1"), agent.inject("inject")]
                 acts += [agent.followup("follow")] if number % 2 else [agent.steer("steer 2")]
@@ -233,14 +253,14 @@ class Held:
 @pytest.mark.parametrize("edit", ["remove", "replace"])
 @pytest.mark.parametrize("operation", ["followup", "steer"])
 async def test_an_edit_and_the_claim_in_any_order_one_wins_and_the_loser_is_told(
-    database: str, path: str, edit: str, operation: str
+    path: str, edit: str, operation: str
 ) -> None:
     won: set[bool] = set()
-    async with stage(database) as store:
+    async with contextlib.aclosing(MemoryStore()) as store:
         for scheduler in every_schedule(limit=500):
             model = Held(with_a_tool())
             tools = (PlainTool("look"),)
-            async with Scene(store, scheduler, model, tools=tools, path=path) as scene:
+            async with Scene(store, scheduler, model, tools=tools, path=path, drive=True) as scene:
                 agent, name = scene.agent, mint.message_id()
                 await agent.followup("first")
                 await bounded(model.asked.wait())
@@ -274,17 +294,17 @@ async def test_an_edit_and_the_claim_in_any_order_one_wins_and_the_loser_is_told
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("keep_inbox", [True, False], ids=["keep", "empty"])
 async def test_a_cancel_in_any_order_with_the_driver_ends_the_open_turn_and_no_other(
-    database: str, path: str, keep_inbox: bool
+    path: str, keep_inbox: bool
 ) -> None:
     """C-80: also in the moment of the receipt, before the driver has begun."""
     reached: set[str] = set()
-    async with stage(database) as store:
+    async with contextlib.aclosing(MemoryStore()) as store:
         for scheduler in every_schedule(limit=1_000):
             tools = (PlainTool("look"),)
             async with Scene(store, scheduler, with_a_tool(), tools=tools, path=path) as scene:
                 heads: list[int] = []
                 await scene.run(
-                    scene.agent.followup("first"), cancelling(scene, heads, keep_inbox=keep_inbox)
+                    await scene.first("first"), cancelling(scene, heads, keep_inbox=keep_inbox)
                 )
                 log = await scene.sound()
                 cancels = of(log, e.TurnCancel)
@@ -322,11 +342,9 @@ async def cancelling(scene: Scene, heads: list[int], *, keep_inbox: bool = False
 
 @pytest.mark.contract("CAN-09", "CAN-03")
 @pytest.mark.parametrize("path", ["claimed", "judged"])
-async def test_a_cancel_and_a_message_after_it_in_any_order_with_the_driver(
-    database: str, path: str
-) -> None:
+async def test_a_cancel_and_a_message_after_it_in_any_order_with_the_driver(path: str) -> None:
     """C-84: what is queued after the cancel runs, whatever the driver was doing."""
-    async with stage(database) as store:
+    async with contextlib.aclosing(MemoryStore()) as store:
         for scheduler in every_schedule(limit=3_000):
             tools = (PlainTool("look"),)
             async with Scene(
@@ -338,7 +356,7 @@ async def test_a_cancel_and_a_message_after_it_in_any_order_with_the_driver(
                     await agent.cancel()
                     await agent.followup("after", message_id=name)
 
-                await scene.run(scene.agent.followup("first"), stop_and_ask())
+                await scene.run(await scene.first("first"), stop_and_ask())
                 log = await scene.sound()
                 assert outcomes(log)[name] == "entered", scheduler.trail
                 turn = next(turn for turn, _, text in entered(log) if text == "after")
@@ -347,11 +365,9 @@ async def test_a_cancel_and_a_message_after_it_in_any_order_with_the_driver(
 
 @pytest.mark.contract("CAN-09")
 @pytest.mark.parametrize("keep_inbox", [True, False], ids=["keep", "empty"])
-async def test_a_cancel_in_any_order_with_a_recovery_is_not_lost(
-    database: str, keep_inbox: bool
-) -> None:
+async def test_a_cancel_in_any_order_with_a_recovery_is_not_lost(keep_inbox: bool) -> None:
     """Between the take-over, the recovery turn and its end there is no gap to fall into."""
-    async with stage(database) as store:
+    async with contextlib.aclosing(MemoryStore()) as store:
         for scheduler in every_schedule(limit=1_000):
             name = mint.session_id()
             puppet = PuppetModel()
@@ -361,11 +377,7 @@ async def test_a_cancel_in_any_order_with_a_recovery_is_not_lost(
             model = scripted("unused", "recovered", then="echo")
             async with Scene(store, scheduler, model, name=name, drive=False) as scene:
                 heads: list[int] = []
-
-                async def start(scene: Scene = scene) -> None:
-                    scene.room.supervisor.start()
-
-                await scene.run(start(), cancelling(scene, heads, keep_inbox=keep_inbox))
+                await scene.run(scene.start(), cancelling(scene, heads, keep_inbox=keep_inbox))
                 log = await scene.sound()
                 cancelled = of(log, e.TurnCancel)
                 recovered = ends(log) == ["interrupted", "completed"]
@@ -388,10 +400,10 @@ async def test_a_cancel_in_any_order_with_a_recovery_is_not_lost(
 @pytest.mark.contract("CAN-08")
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_close_in_any_order_with_the_driver_gives_the_drive_back_and_loses_nothing(
-    database: str, path: str
+    path: str,
 ) -> None:
     """What an orderly close leaves unfinished costs no attempt and goes on at the next start."""
-    async with stage(database) as store:
+    async with contextlib.aclosing(MemoryStore()) as store:
         for scheduler in every_schedule(limit=2_000):
             name = mint.session_id()
             tools = (PlainTool("look"),)
@@ -399,23 +411,87 @@ async def test_a_close_in_any_order_with_the_driver_gives_the_drive_back_and_los
                 store, scheduler, with_a_tool(), tools=tools, path=path, name=name, pauses=False
             ) as scene:
                 await scene.run(
-                    _sent(scene.agent.followup("first")),
-                    _sent(scene.agent.steer("steer")),
-                    scene.room.aclose(drain_ms=0),
+                    await scene.first("first"), closing(scene), scene.agent.steer("steer")
                 )
             async with Scene(
                 store, Scheduler(_first), with_a_tool(), tools=tools, name=name
             ) as scene:
-                await bounded(_idle(scene))
+                await idle(scene.agent)
                 log = await scene.sound()
                 assert set(outcomes(log).values()) <= {"entered"}, scheduler.trail
                 attempts = [end.reason.attempt for end in of(log, e.TurnEnd)]
                 assert not any(attempts), scheduler.trail
 
 
-async def _sent(sending: Coroutine[Any, Any, object]) -> None:
-    await sending
+async def closing(scene: Scene) -> None:
+    await scene.scheduler.gate("close")
+    await scene.room.aclose(drain_ms=0)
 
 
-async def _idle(scene: Scene) -> None:
-    await scene.agent.when_idle()
+# ---- two nodes: one is taken for dead and knows of nothing ----
+
+
+@pytest.mark.contract("INB-17", "REC-01")
+async def test_a_zombie_and_its_successor_in_any_order_write_one_sound_log() -> None:
+    """C-138: whatever the old owner had in hand when another took over, one of them writes it."""
+    interrupted = 0
+    async with contextlib.aclosing(MemoryStore()) as store:
+        for scheduler in every_schedule(limit=3_000):
+            interrupted += await _succession(store, scheduler, scripted("x", "y", then="echo"))
+    assert interrupted
+
+
+@pytest.mark.contract("INB-17", "REC-01")
+async def test_a_zombie_with_tools_and_its_successor_in_random_orders() -> None:
+    interrupted = 0
+    async with contextlib.aclosing(MemoryStore()) as store:
+        for scheduler in random_schedules(150, seed=138):
+            model = scripted(calling("look", "look"), "a", calling("look"), then="echo")
+            interrupted += await _succession(store, scheduler, model, PlainTool("look"))
+    assert interrupted
+
+
+async def _succession(store: MemoryStore, scheduler: Scheduler, model: Model, *tools: Tool) -> int:
+    """A node is taken for dead at any moment; how many turns its successor closed."""
+    name = mint.session_id()
+    async with (
+        contextlib.aclosing(MemoryStore(beside=store)) as first,
+        contextlib.aclosing(MemoryStore(beside=store)) as second,
+        Scene(first, scheduler, model, tools=tools, path="plain", name=name, pauses=False) as old,
+        Scene(second, scheduler, model, tools=tools, path="plain", name=name, pauses=False) as new,
+    ):
+        await old.agent.followup("first")
+
+        async def succeed() -> None:
+            await scheduler.gate("lapse")
+            first.lapse()
+            await new.start()
+
+        await old.run(old.start(), succeed())
+        log = await new.sound()
+        assert set(outcomes(log).values()) == {"entered"}, scheduler.trail
+        assert ends(log)[-1] == "completed", scheduler.trail
+        assert set(ends(log)[:-1]) <= {"interrupted"}, scheduler.trail
+        return len(ends(log)) - 1
+
+
+@pytest.mark.contract("INB-17")
+@pytest.mark.parametrize("path", ["claimed", "plain"])
+async def test_a_node_whose_lease_is_over_claims_nothing(path: str) -> None:
+    """It may still queue: a producer needs no claim. Another node does the work."""
+    async with (
+        contextlib.aclosing(MemoryStore()) as first,
+        contextlib.aclosing(MemoryStore(beside=first)) as second,
+    ):
+        old_model, new_model = PuppetModel("puppet:old"), PuppetModel("puppet:new")
+        scheduler = Scheduler(_first)
+        async with (
+            Scene(first, scheduler, old_model, path=path, drive=True) as old,
+            Scene(second, scheduler, new_model, name=old.name, drive=True) as new,
+        ):
+            first.lapse()
+            await old.agent.followup("hello")
+            (await bounded(new_model.asked())).say("hi")
+            await idle(new.agent)
+            assert old_model.asks == []
+            assert ends(await new.sound()) == ["completed"]

@@ -17,7 +17,7 @@ app = typer.Typer(help="Migrate, check, back up and restore the database.", no_a
 @app.command()
 def migrate(db: Database = None) -> None:
     """Bring the database's schema up to date. Opening it does the same."""
-    from postroom.stores.schema import VERSION
+    from postroom.upkeep import VERSION
 
     database = database_of(db)
 
@@ -33,7 +33,7 @@ def migrate(db: Database = None) -> None:
 @app.command()
 def check(db: Database = None) -> None:
     """Look for damage. Writes nothing; exit code 1 if there is any."""
-    from postroom.stores.check import check_sqlite
+    from postroom.upkeep import check_sqlite
 
     findings = check_sqlite(_file(database_of(db)))
     for finding in findings:
@@ -49,7 +49,7 @@ def backup(
     db: Database = None,
 ) -> None:
     """Copy the database and its artifacts, also while Postroom runs."""
-    from postroom.stores.backup import back_up
+    from postroom.upkeep import back_up
 
     done = back_up(_file(database_of(db)), folder)
     print(f"{folder}: {done.sessions} sessions, {done.artifacts} artifacts, {done.bytes:,} bytes.")
@@ -66,7 +66,7 @@ def restore(
     Nothing that the backup knows of is sent again: deliveries that were not finished become
     `unknown`, for you to decide.
     """
-    from postroom.stores.backup import restore as put_back
+    from postroom.upkeep import restore as put_back
 
     target = _file(database_of(db), must_exist=False)
     if not yes:

@@ -139,7 +139,7 @@ def _clock() -> list[Finding]:
 
 def _file(path: Path) -> list[Finding]:
     """What a look at the file itself tells; nothing if it is sound."""
-    from postroom.stores.check import check_sqlite
+    from postroom.upkeep import check_sqlite
 
     if not path.exists():
         return [Finding("ok", "database", f"{path} is made by the first run")]

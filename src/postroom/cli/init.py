@@ -28,9 +28,9 @@ def init_command(
     force: Annotated[bool, typer.Option(help="Write over a core that is there.")] = False,
 ) -> None:
     """Make a core that works. Without flags it asks, if it is run in a terminal."""
-    from postroom.cores import PERSONA
+    from postroom.cores import PERSONA, open_any
     from postroom.domain.ids import session_id
-    from postroom.models.catalog import open_model, parse_model_ref
+    from postroom.upkeep import parse_model_ref
 
     session_id(core)  # a core's id has the same form
     environ = environment()
@@ -45,7 +45,7 @@ def init_command(
     if key is not None:
         _keep_key_file(place, f"{ref.provider.upper()}_API_KEY_FILE", Path(key))
         environ = environment()
-    open_model(ref, environ)  # a missing key fails here, before anything says it is ready
+    open_any(str(ref), environ)  # a missing key fails here, before anything says it is ready
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(
         f'# The core "{core}". Every setting is optional; `postroom doctor` checks them.\n'

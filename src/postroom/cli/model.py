@@ -12,13 +12,13 @@ from postroom.cli.options import Output, OutputOption, print_table
 from postroom.home import environment, home
 
 if TYPE_CHECKING:
-    from postroom.models.weights import Progress
+    from postroom.upkeep import Progress
 
 app = typer.Typer(help="See what can be asked; install a local model.", no_args_is_help=True)
 
 
 def _complete(incomplete: str) -> list[str]:
-    from postroom.models.weights import CATALOGUE
+    from postroom.upkeep import CATALOGUE
 
     return [name for name in CATALOGUE if name.startswith(incomplete)]
 
@@ -31,8 +31,7 @@ def list_(output: OutputOption = Output.text) -> None:
     """List providers and local models as the environment has them. Asks no network."""
     from postroom.cores import CoreFile, models_of
     from postroom.errors import NoModel
-    from postroom.models.catalog import offers
-    from postroom.models.weights import CATALOGUE, installed
+    from postroom.upkeep import CATALOGUE, installed, offers
 
     environ = environment()
     here = {w.name for w in installed(home(environ) / "models")}
@@ -97,7 +96,7 @@ def install(
     """Fetch weights once, check them, and keep them. Interrupted, it goes on where it stopped."""
     import asyncio
 
-    from postroom.models import weights
+    from postroom import upkeep as weights
 
     chosen = name or weights.DEFAULT
     plan = weights.plan(chosen)
@@ -121,7 +120,7 @@ def install(
 @app.command()
 def remove(name: Name) -> None:
     """Delete a local model's weights."""
-    from postroom.models import weights
+    from postroom import upkeep as weights
 
     weights.remove(name, home(environment()) / "models")
 

@@ -135,7 +135,7 @@ class _OneShot:
     async def main(self) -> int:
         from postroom import mint
         from postroom.app import DEFAULT_CORE, open_room
-        from postroom.cores import builtin_cores
+        from postroom.cores import builtin_cores, load_http
         from postroom.domain.ids import CoreId, session_id
         from postroom.domain.message import parse_content
         from postroom.home import environment
@@ -148,7 +148,7 @@ class _OneShot:
         cores(CoreId(self._core) if self._core else DEFAULT_CORE)  # a wrong model fails here
         self._catch_signals()
         # The HTTP client takes a while to import: it does so while the database opens.
-        threading.Thread(target=_import_http, daemon=True).start()
+        threading.Thread(target=load_http, daemon=True).start()
         async with open_room(
             cores, database=self._database, only=name, drain_ms=int(_TOOL_GRACE_S * 1000)
         ) as room:
@@ -216,11 +216,6 @@ class _OneShot:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
-
-
-def _import_http() -> None:
-    with contextlib.suppress(ImportError):
-        import postroom.models.http  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 class _Shown:

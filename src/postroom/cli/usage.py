@@ -71,7 +71,7 @@ def usage_command(
 
 
 def _grouped(rows: list[UsageRow], by: By) -> dict[str, dict[str, float | None]]:
-    from postroom.models.catalog import facts
+    from postroom.upkeep import facts
 
     out: dict[str, dict[str, float | None]] = {}
     for row in rows:

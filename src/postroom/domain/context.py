@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from postroom.domain.event import (
     AssistantReply,
     Event,
@@ -19,7 +21,7 @@ from postroom.domain.event import (
     UserMessage,
 )
 from postroom.domain.ids import CallId
-from postroom.domain.message import Block, Message, Text, ToolCall
+from postroom.domain.message import Block, Source, Text, ToolCall
 from postroom.domain.turn import UNKNOWN
 
 Role: TypeAlias = Literal["user", "assistant", "tool"]
@@ -56,10 +58,24 @@ class ContextMessage:
         return f"ContextMessage({self.role}, seq={self.seq}, {self.content!r})"
 
 
+class _Said(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    content: tuple[Block, ...]
+    source: Source | None = None
+
+
+class _SaidData(msgspec.Struct, frozen=True, gc=False):
+    message: _Said
+
+
+_SAID = (UserMessage.TYPE, AssistantReply.TYPE)
+_decode_said = msgspec.json.Decoder(_SaidData).decode
+
+
 class Context:
     """The active history of one session, grown event by event.
 
-    ``call_ids`` are those of every call taken, ``bytes`` the size of the events: about what it costs in memory, several times over.
+    ``call_ids`` are those of every call taken, ``bytes`` the size of the events: about what it costs
+    in memory, several times over.
     """
 
     __slots__ = ("_open", "bytes", "call_ids", "messages", "seq")
@@ -78,23 +94,27 @@ class Context:
         """
         if event.type not in HISTORY_TYPES or event.seq <= self.seq:
             return
-        data = event.data
-        if isinstance(data, ToolResult) and data.late:
-            return
-        self.seq = event.seq
-        self.bytes += len(event.raw)
-        if isinstance(data, UserMessage):
+        if event.type in _SAID:
+            # Thousands of these are read when a long session is opened: only what is shown is decoded.
+            self._take(event)
+            said = _decode_said(event.raw).message
             self._close(event.seq)
-            self.messages.append(ContextMessage("user", _as_seen(data.message), event.seq))
-        elif isinstance(data, AssistantReply):
-            self._close(event.seq)
-            if data.message.content:
-                self.messages.append(ContextMessage("assistant", data.message.content, event.seq))
-            for block in data.message.content:
+            if event.type == UserMessage.TYPE:
+                content = _as_seen(said.content, said.source)
+                self.messages.append(ContextMessage("user", content, event.seq))
+                return
+            if said.content:
+                self.messages.append(ContextMessage("assistant", said.content, event.seq))
+            for block in said.content:
                 if isinstance(block, ToolCall):
                     self._open[block.call_id] = None
                     self.call_ids.add(block.call_id)
-        elif isinstance(data, ToolResult):
+            return
+        data = event.data
+        if isinstance(data, ToolResult) and data.late:
+            return
+        self._take(event)
+        if isinstance(data, ToolResult):
             # An orphan (its call is not in the history) is left out: no provider takes it.
             if data.call_id in self._open:
                 del self._open[data.call_id]
@@ -109,6 +129,10 @@ class Context:
             at = next((i for i, m in enumerate(kept) if m.seq > data.to_seq), len(kept))
             kept.insert(at, ContextMessage("user", (summary,), data.to_seq))
             self.messages = kept
+
+    def _take(self, event: Event) -> None:
+        self.seq = event.seq
+        self.bytes += len(event.raw)
 
     def _close(self, seq: int) -> None:
         """Pairs calls whose results the log lacks; a sound log never needs it."""
@@ -131,12 +155,11 @@ def fold(events: Iterable[Event]) -> Context:
     return context
 
 
-def _as_seen(message: Message) -> tuple[Block, ...]:
+def _as_seen(content: tuple[Block, ...], source: Source | None) -> tuple[Block, ...]:
     """A message's content as the model gets it: other people's text is marked as theirs."""
-    source = message.source
-    if source.sender is None and source.sender_id is None:
-        return message.content
+    if source is None or (source.sender is None and source.sender_id is None):
+        return content
     who = source.sender or "someone"
     if source.sender_id is not None:
         who += f" (id {source.sender_id})"
-    return (Text(f"[message from {who}, not the operator]\n"), *message.content)
+    return (Text(f"[message from {who}, not the operator]\n"), *content)

@@ -17,7 +17,7 @@ from postroom.domain.ids import MessageId
 from postroom.errors import InvalidContent
 
 
-class Text(msgspec.Struct, frozen=True, tag="text", tag_field="type", rename="camel"):
+class Text(msgspec.Struct, frozen=True, tag="text", tag_field="type", rename="camel", gc=False):
     text: str
 
 
@@ -35,7 +35,9 @@ class Reasoning(
     signature: str | None = None
 
 
-class ToolCall(msgspec.Struct, frozen=True, tag="toolCall", tag_field="type", rename="camel"):
+class ToolCall(
+    msgspec.Struct, frozen=True, tag="toolCall", tag_field="type", rename="camel", gc=False
+):
     """``arguments`` is a JSON object as the model wrote it, kept as text."""
 
     call_id: str
@@ -75,7 +77,7 @@ InputBlock: TypeAlias = Text | Image | Audio | Video | File
 Block: TypeAlias = Text | Reasoning | ToolCall | Image | Audio | Video | File
 
 
-class Source(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class Source(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
     """Where a message came from.
 
     ``kind`` is ``operator``, ``conversation``, ``sdk``, ``schedule``, ``goal``, ``child``,
@@ -167,7 +169,7 @@ def _parse_block(item: object, path: str) -> InputBlock:
 Finish: TypeAlias = Literal["stop", "tool_calls", "length", "content_filter"]
 
 
-class Usage(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
     """Tokens of one model request. ``cached_tokens`` are part of ``input_tokens``."""
 
     input_tokens: int = 0

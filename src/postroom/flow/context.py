@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from postroom.domain.context import Context, ContextMessage
 from postroom.domain.event import Event
@@ -61,9 +62,20 @@ class Contexts:
             self._bytes -= kept[1]
 
 
-def grow(context: Context, events: Iterable[Event]) -> None:
-    for event in events:
-        context.add(event)
+def grow(context: Context, events: Sequence[Event]) -> None:
+    """Adds events. A great many at once make only what is kept: collecting would find nothing."""
+    collecting = len(events) > _MANY and gc.isenabled()
+    if collecting:
+        gc.disable()
+    try:
+        for event in events:
+            context.add(event)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+_MANY = 500
 
 
 # An entry is held decoded and, once sent, encoded; around both stand Python's own objects.

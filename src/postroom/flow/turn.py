@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence, Set
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -55,7 +55,6 @@ from postroom.errors import (
     StoreError,
     ToolFailure,
 )
-from postroom.flow.bounds import bound_output
 from postroom.flow.context import Contexts, load_media
 from postroom.flow.core import Core, CoreSource
 from postroom.flow.live import Live, LiveHub
@@ -85,6 +84,14 @@ R = TypeVar("R")
 _WRITE_AGAIN_MS = (100, 400, 1600, 6400)
 
 
+class Bound(Protocol):
+    """Bounds a tool's output before it reaches the log; the rest goes to the artifact store."""
+
+    async def __call__(
+        self, output: ToolOutput, artifacts: ArtifactStore, text_bytes_max: int
+    ) -> Sequence[Block]: ...
+
+
 class Parts(msgspec.Struct, frozen=True):
     """What a driver works with."""
 
@@ -95,6 +102,7 @@ class Parts(msgspec.Struct, frozen=True):
     contexts: Contexts
     live: LiveHub
     limits: Limits
+    bound: Bound
 
 
 class BudgetSpent(PostroomError):
@@ -519,15 +527,17 @@ class Driver:
         """One call's result, whatever the tool does: raises, hangs, answers too much."""
         output = await self._outcome(turn, call)
         try:
-            content = await bound_output(
-                output, self._parts.artifacts, text_bytes_max=self._limits.tool_text_bytes_max
-            )
+            content = await self._bounded(output)
         except Exception as error:
             log.exception("%s: the output of %s could not be kept", self._id, call.name)
             content = (Text(f"The tool ran, but its output could not be kept: {error}"),)
             output = ToolOutput("", is_error=True)
         outcome = "error" if output.is_error else "ok"
         return ToolResult(turn.number, turn.step, CallId(call.call_id), content, outcome)
+
+    async def _bounded(self, output: ToolOutput) -> tuple[Block, ...]:
+        limit = self._limits.tool_text_bytes_max
+        return tuple(await self._parts.bound(output, self._parts.artifacts, limit))
 
     async def _outcome(self, turn: OpenTurn, call: ToolCall) -> ToolOutput:
         tool = self._in_use.tools.get(call.name)
@@ -596,9 +606,7 @@ class Driver:
 
         async def late() -> None:
             output = await task
-            content = await bound_output(
-                output, self._parts.artifacts, text_bytes_max=self._limits.tool_text_bytes_max
-            )
+            content = await self._bounded(output)
             result = ToolResult(turn.number, turn.step, CallId(call.call_id), content, "late")
             try:
                 await self._write(scripts.record_late, self._id, self._fence, result)

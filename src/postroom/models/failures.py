@@ -166,11 +166,15 @@ def failure(
     key_variable: str | None = None,
     hint: str | None = None,
     secrets: Sequence[str] = (),
+    kind: ModelErrorKind | None = None,
 ) -> ModelError:
-    """The error for an answer with this HTTP status (None: inside a stream that had begun)."""
+    """The error for an answer with this HTTP status (None: inside a stream that had begun).
+
+    ``kind`` None: as the answer's codes, status and text say.
+    """
     status = status or answer.status
     text = cleaned(answer.message or "", secrets)
-    kind = kind_of(status, answer.code, answer.type, text)
+    kind = kind or kind_of(status, answer.code, answer.type, text)
     said = f"{ref} answered {status}" if status is not None else f"{ref} failed"
     told = text or answer.code or answer.type
     if kind == "auth" and key_variable is None:

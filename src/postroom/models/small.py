@@ -58,7 +58,7 @@ def body_of(request: ModelRequest) -> bytes:
     """The JSON body of the request."""
     tools = offered(request)
     body: dict[str, object] = {
-        "messages": _messages(request, tools),
+        "messages": _messages(request),
         "stream": True,
         "stream_options": {"include_usage": True},
         # Progress while the prompt is read: moments at which a cancel is noticed.
@@ -81,23 +81,32 @@ def body_of(request: ModelRequest) -> bytes:
 
 
 def offered(request: ModelRequest) -> tuple[ToolSpec, ...]:
-    """The tools that this request's answer may call; none where it touches none."""
-    messages = request.messages
-    asked = max((at for at, m in enumerate(messages) if m.role == "user"), default=-1)
-    called = _calls_in(messages[asked + 1 :])
-    if called:
-        left = tuple(tool for tool in request.tools if tool.name not in called)
-        return left if len(called) < CALLS_MAX else ()
-    if asked < 0:
+    """The tools that this request's answer may call."""
+    called = _calls_in(request.messages[_asked(request) + 1 :])
+    if len(called) >= CALLS_MAX:
         return ()
+    return tuple(tool for tool in _listed(request) if tool.name not in called)
+
+
+def _listed(request: ModelRequest) -> tuple[ToolSpec, ...]:
+    """The tools the model is told of: all or none, and the same throughout a turn, so that what
+    it has read of the conversation stays read.
+    """
+    messages = request.messages
+    asked = _asked(request)
     begin = asked
-    while begin and messages[begin - 1].role == "user":
+    while begin > 0 and messages[begin - 1].role == "user":
         begin -= 1
-    text = "\n".join([text_with_lines(message.content) for message in messages[begin : asked + 1]])
     before = max((at for at in range(begin) if messages[at].role == "user"), default=0)
-    if _calls_in(messages[before:begin]) or _touches(text, request.tools):
+    text = "\n".join([text_with_lines(m.content) for m in messages[max(begin, 0) : asked + 1]])
+    if _calls_in(messages[before:]) or _touches(text, request.tools):
         return request.tools
     return ()
+
+
+def _asked(request: ModelRequest) -> int:
+    """Where the last message of a person stands; -1: there is none."""
+    return max((at for at, m in enumerate(request.messages) if m.role == "user"), default=-1)
 
 
 def _calls_in(messages: Iterable[ContextMessage]) -> list[str]:
@@ -167,10 +176,10 @@ def _first(tool: ToolSpec) -> str:
 # ---- the conversation ----
 
 
-def _messages(request: ModelRequest, tools: Sequence[ToolSpec]) -> list[dict[str, str]]:
+def _messages(request: ModelRequest) -> list[dict[str, str]]:
     """Roles take turns: some models' templates demand it."""
     turns: list[tuple[str, str]] = []
-    system = "\n\n".join(filter(None, (request.system, _catalogue(tools))))
+    system = "\n\n".join(filter(None, (request.system, _catalogue(_listed(request)))))
     if system:
         turns.append(("system", system))
     messages = request.messages

@@ -65,6 +65,7 @@ class LockedSession:
         "id",
         "owner",
         "parent",
+        "pending",
         "sid",
         "state",
         "tx",
@@ -84,6 +85,7 @@ class LockedSession:
         self.header_hash: str | None = row[7]
         self.history: int = row[8]
         self.before = self.history
+        self.pending: int = row[9]
         self.appended: list[Event] = []
         self.wakes_drive = False
         self._rows: list[dict[str, SqlValue]] = []
@@ -99,6 +101,8 @@ class LockedSession:
         Two are enough for every decision of a boundary: the one it claims, and whether another
         is left.
         """
+        if self.pending == len(self._puts):
+            return  # all that is pending was put by this script, and is in the state already
         limit = "" if whole else " LIMIT 2"
         rows = self.tx.execute(
             "SELECT lane, pos, wakes, message FROM inbox WHERE sid = :sid AND lane = 0"
@@ -107,8 +111,6 @@ class LockedSession:
             f" ORDER BY pos{limit}) AS heads ORDER BY lane, pos",
             {"sid": self.sid},
         )
-        if not rows:
-            return
         first: list[Pending] = []
         second: list[Pending] = []
         for lane, pos, wakes, raw in rows:
@@ -123,8 +125,7 @@ class LockedSession:
 
     def count_pending(self) -> int:
         """How many messages are pending, those put by this script among them."""
-        rows = self.tx.execute("SELECT count(*) FROM inbox WHERE sid = :sid", {"sid": self.sid})
-        return rows[0][0] + len(self._puts)
+        return self.pending
 
     def drive(self) -> Work:
         """The session's drive as it stands."""
@@ -211,6 +212,7 @@ class LockedSession:
         )
 
     def _put(self, message: Message, lane: int, pos: int, wakes: bool) -> None:
+        self.pending += 1
         self.tx.execute(
             "INSERT INTO message (id, sid, seq, hash) VALUES (:id, :sid, :seq, :hash)",
             {
@@ -230,6 +232,7 @@ class LockedSession:
         }
 
     def _take(self, message_id: MessageId) -> None:
+        self.pending -= 1
         if self._puts.pop(message_id, None) is not None:
             return  # put and taken by one script: the row is never written
         lane, pos = self._lanes[message_id]
@@ -258,13 +261,15 @@ class LockedSession:
             state = _replace(state, inbox=EMPTY)
         self.tx.execute(
             "UPDATE session SET head = :head, status = :status, state = :state,"
-            " header_hash = :header, history = :history, updated_at = :now WHERE sid = :sid",
+            " header_hash = :header, history = :history, pending = :pending, updated_at = :now"
+            " WHERE sid = :sid",
             {
                 "head": self.head,
                 "status": state.status,
                 "state": _encode(state).decode(),
                 "header": self.header_hash,
                 "history": self.history,
+                "pending": self.pending,
                 "now": self._now,
                 "sid": self.sid,
             },
@@ -275,7 +280,7 @@ class LockedSession:
             self.tx.wake(DRIVE, self.id)
 
 
-_COLUMNS = "sid, core_id, owner, cwd, parent, head, state, header_hash, history"
+_COLUMNS = "sid, core_id, owner, cwd, parent, head, state, header_hash, history, pending"
 
 
 def lock_session(tx: Tx, session_id: SessionId, fence: Fence | None = None) -> LockedSession:

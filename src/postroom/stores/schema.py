@@ -29,6 +29,7 @@ MIGRATIONS: list[list[str]] = [
             state TEXT NOT NULL,
             header_hash TEXT,
             history BIGINT NOT NULL DEFAULT 0,
+            pending BIGINT NOT NULL DEFAULT 0,
             context_from BIGINT NOT NULL DEFAULT 1,
             created_at BIGINT NOT NULL,
             updated_at BIGINT NOT NULL

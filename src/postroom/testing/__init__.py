@@ -1,7 +1,8 @@
 """Parts to test with, the same that Postroom's own tests use.
 
 Played by hand: `PuppetModel`, `PuppetTool`, `ManualClock`. Prepared: `scripted`, `PlainTool`. In the
-way on purpose: `FaultyStore`. Without a disk: `MemoryStore`. In any order: `every_schedule` and what stands at its gates.
+way on purpose: `FaultyStore`. Without a disk: `MemoryStore`. In any order: `every_schedule`,
+`random_schedules`, and what stands at their gates.
 """
 
 from postroom.testing.clock import ManualClock

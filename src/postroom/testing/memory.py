@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import apsw
 
@@ -36,8 +36,9 @@ class _Shared:
     """One database and the nodes on it."""
 
     def __init__(self) -> None:
-        self.connection = apsw.Connection(":memory:")
-        migrate(self.connection, Path(":memory:"))
+        connection = apsw.Connection(":memory:")
+        migrate(connection, Path(":memory:"))
+        self.connection = cast("Any", connection)  # the library's own types are left here
         self.nodes: list[MemoryStore] = []
 
 
@@ -131,8 +132,13 @@ class MemoryStore:
     ) -> R:
         """A script in a transaction of its own."""
         connection = self._shared.connection
-        with connection:
+        connection.execute("BEGIN")
+        try:
             answer = script(tx or SqliteTx(connection, self._clock.now_ms), *args, **kwargs)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
         self.commits += 1
         return answer
 
