@@ -286,12 +286,17 @@ async def test_the_same_id_from_many_at_once_is_queued_once(engine: Engine) -> N
 @pytest.mark.contract("INB-09")
 async def test_the_same_id_in_two_sessions_at_once_is_taken_by_one_of_them(engine: Engine) -> None:
     stores = [await engine.open(), await engine.open()]
-    hands = [await Hand(store, name).create() for store, name in zip(stores, (SESSION, OTHER))]
+    hands = [
+        await Hand(store, name).create()
+        for store, name in zip(stores, (SESSION, OTHER), strict=True)
+    ]
     for n in range(20):
         answers = await asyncio.gather(
             *[hand.queue("hello", name=f"both_{n}") for hand in hands], return_exceptions=True
         )
-        assert sorted(isinstance(each, MessageConflict) for each in answers) == [False, True], answers
+        assert sorted(isinstance(each, MessageConflict) for each in answers) == [False, True], (
+            answers
+        )
 
 
 @pytest.mark.contract("INB-13")
@@ -399,7 +404,7 @@ async def test_a_cancel_empties_both_lists_and_marks_the_open_turn(engine: Engin
     await hand.begin(drive.fence, 1)
     await hand.queue("waiting")
     await hand.queue("steering", "steer")
-    await store.write(cancel, SESSION, "user", keep_inbox=False)
+    await store.write(cancel, SESSION, "user", keep_inbox=False, ref=mint.claim_token())
     assert await hand.pending() == []
     progress = await hand.finish(drive.fence, 1)
     assert progress.idle
@@ -413,7 +418,7 @@ async def test_a_cancel_that_keeps_the_inbox_only_marks_the_turn(engine: Engine)
     drive = await hand.claimed()
     await hand.begin(drive.fence, 1)
     await hand.queue("waiting")
-    await store.write(cancel, SESSION, "user", keep_inbox=True)
+    await store.write(cancel, SESSION, "user", keep_inbox=True, ref=mint.claim_token())
     progress = await hand.finish(drive.fence, 1)
     assert not progress.idle
     assert await hand.pending() == ["waiting"]
@@ -689,7 +694,7 @@ async def test_a_statement_the_database_refuses_is_an_error_of_ours(engine: Engi
     store = await engine.open()
 
     def wrong(tx: object) -> None:
-        tx.execute("SELECT nothing FROM nowhere")  # type: ignore[attr-defined]
+        tx.execute("SELECT x FROM nowhere")  # type: ignore[attr-defined]
 
     for call in (store.write, store.read):
         with pytest.raises(PostroomError, match="nowhere"):

@@ -81,7 +81,8 @@ class Sweep:
             run.play(None)
             run.check_end()
         except AssertionError as error:
-            error.add_note(f"killed at {list(kills)}; the database is {run.plan.database}")
+            log = [f"{e.seq} {e.type} {e.raw[:160]}" for e in read(run.plan.database).events]
+            error.add_note("\n".join([f"killed at {list(kills)}, {run.plan.database}", *log]))
             raise
         return died
 

@@ -24,6 +24,8 @@ from postroom.domain.ids import CallId
 from postroom.domain.message import Block, Source, Text, ToolCall
 from postroom.domain.turn import UNKNOWN
 
+LOST = "The beginning of this conversation is lost."
+
 Role: TypeAlias = Literal["user", "assistant", "tool"]
 
 HISTORY_TYPES = frozenset(
@@ -124,11 +126,12 @@ class Context:
                     )
                 )
         elif isinstance(data, HistoryCompacted):
+            self._close(event.seq)
             kept = [m for m in self.messages if not data.from_seq <= m.seq <= data.to_seq]
             summary = Text(f"Summary of the conversation before this point:\n\n{data.summary}")
             at = next((i for i, m in enumerate(kept) if m.seq > data.to_seq), len(kept))
-            kept.insert(at, ContextMessage("user", (summary,), data.to_seq))
-            self.messages = kept
+            kept.insert(at, ContextMessage("user", (summary,), min(data.to_seq, event.seq)))
+            self.messages = _paired(kept)
 
     def _take(self, event: Event) -> None:
         self.seq = event.seq
@@ -143,9 +146,27 @@ class Context:
         self._open = {}
 
     def view(self) -> list[ContextMessage]:
-        """The messages of a request made now, every call paired."""
+        """The messages of a request made now: a person's first, every call paired."""
         self._close(self.seq)
+        if self.messages and self.messages[0].role != "user":
+            self.messages.insert(0, ContextMessage("user", (Text(LOST),), 0))
         return self.messages
+
+
+def _paired(messages: list[ContextMessage]) -> list[ContextMessage]:
+    """Every call with its result right behind it, should a compaction have come between them."""
+    results = {m.call_id: m for m in messages if m.role == "tool"}
+    out: list[ContextMessage] = []
+    for message in messages:
+        if message.role == "tool":
+            continue
+        out.append(message)
+        for block in message.content:
+            if isinstance(block, ToolCall):
+                call_id = CallId(block.call_id)
+                unknown = ContextMessage("tool", (Text(UNKNOWN),), message.seq, call_id, True)
+                out.append(results.get(call_id, unknown))
+    return out
 
 
 def fold(events: Iterable[Event]) -> Context:

@@ -85,7 +85,8 @@ class Core:
         self.models = models
         self.persona = persona
         self.tools: Mapping[str, Tool] = tools or {}
-        self.params = params or Params()
+        # As the log gives them back: a whole number for a temperature is a float there.
+        self.params = msgspec.json.decode(msgspec.json.encode(params or Params()), type=Params)
         self.policy = policy
         self.turn_steps_max = turn_steps_max
         self.budget = budget or Budget()

@@ -141,6 +141,16 @@ class Facts(msgspec.Struct, frozen=True):
 
 # As the providers published them in November 2026, for requests of ordinary length.
 _FACTS: dict[str, Facts] = {
+    "anthropic:claude-fable-5-2": Facts(1_000_000, Price(8.00, 0.20, 40.00)),
+    "anthropic:claude-opus-5-5": Facts(1_000_000, Price(4.00, 0.20, 20.00)),
+    "anthropic:claude-sonnet-5-5": Facts(1_000_000, Price(2.00, 0.10, 10.00)),
+    "anthropic:claude-haiku-5-5": Facts(1_000_000),
+    "anthropic:claude-opus-4-8": Facts(1_000_000, Price(5.00, 0.50, 25.00)),
+    "anthropic:claude-sonnet-4-6": Facts(1_000_000, Price(3.00, 0.30, 15.00)),
+    "anthropic:claude-haiku-4-5": Facts(200_000, Price(1.00, 0.10, 5.00)),
+    "google:gemini-3.8-flash": Facts(1_000_000, Price(0.75, 0.075, 3.75)),
+    "google:gemini-3.5-flash-lite": Facts(1_000_000, Price(0.30, 0.03, 2.50)),
+    "google:gemini-4-argon": Facts(1_048_576),
     "openai:gpt-6-luna": Facts(1_050_000, Price(0.10, 0.01, 0.50)),
     "openai:gpt-6-sol": Facts(1_050_000, Price(2.00, 0.20, 10.00)),
     "openai:gpt-6.1-sol": Facts(1_050_000, Price(2.00, 0.10, 10.00)),
@@ -183,11 +193,14 @@ Opener: TypeAlias = Callable[[Opening], Model]
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """``key_variable`` None: it needs no key. ``default`` as in `Provider`."""
+    """``key_variable`` None: it needs no key. ``default`` as in `Provider`. ``ready`` is given
+    where more than that variable can make it so; then the opener itself asks for its key.
+    """
 
     opener: Opener
     key_variable: str | None = None
     default: str | None = None
+    ready: Callable[[Mapping[str, str]], bool] | None = None
 
 
 _registered: dict[str, Registered] = {}
@@ -210,13 +223,14 @@ def register(
     *,
     key_variable: str | None = None,
     default: str | None = None,
+    ready: Callable[[Mapping[str, str]], bool] | None = None,
 ) -> None:
     """Makes ``PROVIDER:…`` openable. The opener imports what it needs when it is called.
 
     With a ``key_variable`` and a ``default`` name the provider takes part in `pick_default`. A
     second registration replaces the first.
     """
-    _registered[provider] = Registered(opener, key_variable, default)
+    _registered[provider] = Registered(opener, key_variable, default, ready)
 
 
 def providers() -> list[str]:
@@ -266,7 +280,8 @@ def open_model(
         ref = parse_model_ref(ref)
     opening = Opening(ref, env, idle_timeout_ms, window, clock or SystemClock())
     if (registered := _registered.get(ref.provider)) is not None:
-        _require(registered.key_variable, ref, env)
+        if registered.ready is None:
+            _require(registered.key_variable, ref, env)
         return registered.opener(opening)
     if ref.provider == "scripted":
         from postroom.models.scripted import open_script
@@ -349,7 +364,10 @@ def _offer(name: str, env: Mapping[str, str]) -> Offer:
     registered = _registered.get(name)
     if registered is not None:
         variable = registered.key_variable
-        ready = variable is None or _value(env, variable) is not None
+        if registered.ready is not None:
+            ready = registered.ready(env)
+        else:
+            ready = variable is None or _value(env, variable) is not None
         default = f"{name}:{registered.default}" if registered.default else None
         return Offer(name, ready, variable is None, variable, None, default)
     provider = PROVIDERS[name]

@@ -8,6 +8,8 @@ are asked to drop such blocks instead, since the library's own way is a second r
 
 from __future__ import annotations
 
+from typing import cast
+
 import httpx2
 from anthropic import AsyncAnthropic
 from pydantic_ai.models.anthropic import AnthropicModel, AnthropicModelSettings
@@ -19,8 +21,6 @@ from postroom.domain.event import Params
 from postroom.models.providers import Access
 from postroom.models.providers_library import Fitting, settings_of
 from postroom.models.providers_wire import Wire
-
-BASE_URL = "https://api.anthropic.com"
 
 
 def fit(access: Access) -> Fitting:
@@ -41,12 +41,12 @@ def fit(access: Access) -> Fitting:
 
     def settings(params: Params) -> ModelSettings:
         chosen = AnthropicModelSettings(
-            **settings_of(params, access.ref),
             anthropic_cache_instructions=True,
             anthropic_cache_tool_definitions=True,
             anthropic_cache_messages=True,
-            extra_headers={"User-Agent": f"postroom/{__version__}"},
         )
+        chosen.update(cast("AnthropicModelSettings", settings_of(params, access.ref)))
+        chosen["extra_headers"] = {"User-Agent": f"postroom/{__version__}"}
         thinking = chosen.get("thinking")
         if binds and thinking is not False:
             chosen["anthropic_thinking"] = {

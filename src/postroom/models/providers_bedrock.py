@@ -5,6 +5,8 @@ The SDK is synchronous and has an HTTP client of its own: the library calls it o
 SDK's business (environment, shared files, roles), but for a bearer token and a base URL.
 """
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ import boto3
 from botocore.config import Config
 from botocore.session import Session
 from botocore.tokens import FrozenAuthToken
-from pydantic_ai.models.bedrock import BedrockConverseModel, BedrockModelSettings
+from pydantic_ai.models.bedrock import BedrockConverseModel
 from pydantic_ai.providers.bedrock import BedrockProvider
 from pydantic_ai.settings import ModelSettings
 
@@ -42,8 +44,9 @@ def fit(access: Access) -> Fitting:
         region_name=env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"),
         profile_name=env.get("AWS_PROFILE") or None,
     )
-    client: Any = session.client(  # pyright: ignore[reportUnknownMemberType]
-        "bedrock-runtime", config=Config(**config), endpoint_url=access.base_url
+    client = cast(
+        "Any",
+        session.client("bedrock-runtime", config=Config(**config), endpoint_url=access.base_url),
     )
     client.meta.events.register_last("before-call.bedrock-runtime.ConverseStream", _before)
     client.meta.events.register("after-call.bedrock-runtime.ConverseStream", _after)
@@ -51,7 +54,7 @@ def fit(access: Access) -> Fitting:
     profile = cast("Mapping[str, object]", model.profile)
 
     def settings(params: Params) -> ModelSettings:
-        chosen = BedrockModelSettings(**settings_of(params, access.ref))
+        chosen = settings_of(params, access.ref)
         chosen["cache"] = True  # where the model can; the library knows
         if chosen.get("thinking"):
             chosen.pop("temperature", None)

@@ -7,7 +7,7 @@ on calls and text as well as on thoughts: see ``next`` in `providers_history`.
 from __future__ import annotations
 
 import httpx2
-from pydantic_ai.models.google import GoogleModel, GoogleModelSettings
+from pydantic_ai.models.google import GoogleModel
 from pydantic_ai.providers.google import GoogleProvider
 from pydantic_ai.settings import ModelSettings
 
@@ -29,9 +29,8 @@ def fit(access: Access) -> Fitting:
     model = GoogleModel(access.name, provider=provider)
 
     def settings(params: Params) -> ModelSettings:
-        return GoogleModelSettings(
-            **settings_of(params, access.ref),
-            extra_headers={"user-agent": f"postroom/{__version__}"},
-        )
+        chosen = settings_of(params, access.ref)
+        chosen["extra_headers"] = {"user-agent": f"postroom/{__version__}"}
+        return chosen
 
     return Fitting(model, "google", settings, lambda _: True, http.aclose)

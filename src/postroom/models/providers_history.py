@@ -216,9 +216,7 @@ class _History:
         if kind == "thinking" and provider == "google":
             # There a thought's own signature is a detail; `signature` is that of the next part.
             details: dict[str, object] = {"thought_signature": signature}
-            return ThinkingPart(
-                sound(block.text), provider_name=provider, provider_details=details
-            )
+            return ThinkingPart(sound(block.text), provider_name=provider, provider_details=details)
         return ThinkingPart(sound(block.text), signature=signature, provider_name=provider)
 
 

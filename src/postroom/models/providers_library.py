@@ -138,9 +138,7 @@ class Library:
         await self._fitting.aclose()
 
     @asynccontextmanager
-    async def _open(
-        self, request: Request, exchange: Exchange
-    ) -> AsyncGenerator[StreamedResponse]:
+    async def _open(self, request: Request, exchange: Exchange) -> AsyncGenerator[StreamedResponse]:
         fitting = self._fitting
         if exchange.record is not None:
             messages, parameters = _STAND_IN, ModelRequestParameters()

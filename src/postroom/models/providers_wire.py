@@ -106,9 +106,7 @@ class Wire(httpx2.AsyncBaseTransport):
         exchange = current.get()
         # A compressed stream is held back until a block is full.
         request.headers["accept-encoding"] = "identity"
-        exchange.begin(
-            Record(await request.aread(), str(request.url), tuple(request.headers.raw))
-        )
+        exchange.begin(Record(await request.aread(), str(request.url), tuple(request.headers.raw)))
         if exchange.record is not None:
             request = httpx2.Request(
                 request.method,
@@ -186,4 +184,3 @@ class _Refusal(_Answer):
                 return
             size += len(piece)
             yield piece
-

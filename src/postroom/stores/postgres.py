@@ -536,8 +536,10 @@ class PostgresStore:
             fate = fate_of(error, connection)
             if fate is Fate.LOST:
                 self._pool.clear()
-                if connection is not None:
-                    connection.close()
+            if connection is not None:
+                # After an error in a pipeline the library believes statements prepared that the
+                # server passed over.
+                connection.close()
             duplicate = error.sqlstate == "23505"
             return _Trouble(fate, self._address.means(error), duplicate), attempt
         finally:

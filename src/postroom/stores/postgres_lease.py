@@ -223,8 +223,9 @@ class Lease:
         self._disconnect()
 
     def _connect(self) -> Connection:
-        self._connection = self._address.connect()
-        return self._connection
+        connection = self._connection = self._address.connect()
+        connection.prepare_threshold = None  # so that it can be used on after an error
+        return connection
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
