@@ -55,6 +55,9 @@ class Actor:
         except PostroomError as error:
             return {"error": error.code}
 
+    async def do_create(self, session: str) -> Any:
+        await Hand(self._store, SessionId(session)).create()
+
     async def do_queue(self, session: str, text: str, name: str | None = None) -> Any:
         return await Hand(self._store, SessionId(session)).queue(text, name=name)
 

@@ -9,12 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import apsw
@@ -33,13 +44,14 @@ from postroom.domain.ids import CallId, ClaimToken, CoreId, MessageId, NodeId, S
 from postroom.domain.message import AssistantMessage, Message, Source, Text, ToolCall, Usage
 from postroom.domain.work import Fence
 from postroom.ports.clock import SystemClock
-from postroom.ports.store import Store
+from postroom.ports.store import Store, Tx
 from postroom.scripts.drive import Drive, Header, Progress, begin_turn, claim_drive, finish_turn
 from postroom.scripts.inbox import Operation, Receipt, RunMode, queue_message
 from postroom.scripts.log import list_pending, read_events
 from postroom.scripts.session import create_session
 from postroom.stores.postgres import PostgresStore
 from postroom.stores.sqlite import SqliteStore
+from postroom.testing.faults import FaultyVFS
 from tests.support import ROOT, bounded
 
 T = TypeVar("T")
@@ -121,6 +133,83 @@ class Engine(ABC):
     def open_handles(self) -> list[str]:
         """What a store leaves open: files of this process, connections at the server."""
 
+    @abstractmethod
+    def disk(self) -> contextlib.AbstractContextManager[Disk]:
+        """Something that makes writing fail; open the stores it is for with its ``options``."""
+
+    @abstractmethod
+    def fill(self, tx: Tx) -> None:
+        """Called in a script: writes until the disk is full, which ends the transaction."""
+
+
+class Disk(ABC):
+    """What makes writing a message fail."""
+
+    options: Mapping[str, Any] = MappingProxyType({})
+
+    @abstractmethod
+    def set_full(self, full: bool) -> None:
+        """No further message finds room."""
+
+    @abstractmethod
+    def fail_commit(self) -> None:
+        """The next COMMIT of a message fails at the very end."""
+
+
+class _File(Disk):
+    def __init__(self, vfs: FaultyVFS) -> None:
+        self.vfs = vfs
+        self.options = {"vfs": vfs.name}
+
+    def set_full(self, full: bool) -> None:
+        self.vfs.full = full
+
+    def fail_commit(self) -> None:
+        self.vfs.wal_syncs_to_fail = 1
+
+
+class _Server(Disk):
+    """Triggers raise what the server would. They are made with the first fault: once there are tables."""
+
+    _MAKE = (
+        "CREATE SEQUENCE fault_commits",
+        "CREATE TABLE fault (kind TEXT, code TEXT, commits BIGINT)",
+        """CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$
+        DECLARE fault_code TEXT;
+        BEGIN
+            SELECT code INTO fault_code FROM fault WHERE kind = TG_ARGV[0]
+                AND (commits IS NULL OR nextval('fault_commits') <= commits);
+            IF fault_code IS NOT NULL THEN
+                RAISE EXCEPTION 'it was told to fail' USING ERRCODE = fault_code;
+            END IF;
+            RETURN NULL;
+        END $$""",
+        "CREATE TRIGGER fail_now AFTER INSERT ON inbox FOR EACH ROW EXECUTE FUNCTION fail('now')",
+        "CREATE CONSTRAINT TRIGGER fail_at_commit AFTER INSERT ON inbox DEFERRABLE INITIALLY"
+        " DEFERRED FOR EACH ROW EXECUTE FUNCTION fail('commit')",
+    )
+
+    def __init__(self, engine: PostgresEngine) -> None:
+        self._engine = engine
+        self._made = False
+
+    def _clear(self) -> None:
+        if not self._made:
+            self._made = True
+            for statement in self._MAKE:
+                self._engine.rows(statement)
+        self._engine.rows("DELETE FROM fault")
+
+    def set_full(self, full: bool) -> None:
+        self._clear()
+        if full:
+            self._engine.rows("INSERT INTO fault VALUES ('now', '53100', NULL)")
+
+    def fail_commit(self) -> None:
+        self._clear()
+        done = self._engine.rows("SELECT nextval('fault_commits')")[0][0]
+        self._engine.rows(f"INSERT INTO fault VALUES ('commit', '58030', {done + 1})")
+
 
 class SqliteEngine(Engine):
     def __init__(self, path: Path) -> None:
@@ -161,6 +250,20 @@ class SqliteEngine(Engine):
                 names.append(os.readlink(each))
         return [name for name in names if name.startswith(self.address)]
 
+    @contextlib.contextmanager
+    def disk(self) -> Iterator[Disk]:
+        with FaultyVFS(writes=True) as vfs:
+            yield _File(vfs)
+
+    def fill(self, tx: Tx) -> None:
+        pages = tx.execute("PRAGMA page_count")[0][0]
+        tx.execute(f"PRAGMA max_page_count = {pages + 2}")
+        try:
+            for _ in range(100):
+                tx.execute("INSERT INTO meta SELECT hex(randomblob(8)), hex(randomblob(8000))")
+        finally:
+            tx.execute("PRAGMA max_page_count = 1073741823")
+
 
 class PostgresEngine(Engine):
     async def _open(self, *, ahead_ms: int, **options: Any) -> Store:
@@ -187,6 +290,40 @@ class PostgresEngine(Engine):
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         return [row[0] for row in rows]
+
+    @contextlib.contextmanager
+    def disk(self) -> Iterator[Disk]:
+        yield _Server(self)
+
+    def fill(self, tx: Tx) -> None:
+        tx.execute("INSERT INTO meta SELECT 'filler', 'lost'")
+        tx.execute("DO $$ BEGIN RAISE EXCEPTION 'full' USING ERRCODE = '53100'; END $$")
+
+
+class Gate:
+    """Holds an engine at a COMMIT: pass it as ``on_commit``. It holds once, then lets all through."""
+
+    def __init__(self) -> None:
+        self._at: str | None = None
+        self._reached = threading.Event()
+        self._go = threading.Event()
+
+    def __call__(self, phase: str) -> None:
+        if phase == self._at:
+            self._at = None
+            self._reached.set()
+            assert self._go.wait(30)
+
+    def hold(self, phase: str = "before") -> None:
+        self._reached.clear()
+        self._go.clear()
+        self._at = phase
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self._reached.wait, 15)
+
+    def open(self) -> None:
+        self._go.set()
 
 
 # ---- hands ----
@@ -217,6 +354,7 @@ class Hand:
     def __init__(self, store: Store, session_id: SessionId = SESSION) -> None:
         self.store = store
         self.id = session_id
+        self._claims: list[ClaimToken] = []
 
     async def create(self) -> Hand:
         await self.store.write(create_session, self.id, core_id=CORE, owner=OWNER)
@@ -241,12 +379,16 @@ class Hand:
         )
 
     async def claim(self, node: NodeId | None = None, token: str | None = None) -> Drive | None:
+        """Claims the drive, over an earlier claim of this hand's too: it drives under one only."""
+        abandoned = tuple(self._claims)
+        self._claims.append(ClaimToken(token) if token else mint.claim_token())
         return await self.store.write(
             claim_drive,
             self.id,
             node or self.store.node,
-            ClaimToken(token) if token else mint.claim_token(),
+            self._claims[-1],
             attempts_max=3,
+            abandoned=abandoned,
         )
 
     async def claimed(self) -> Drive:
@@ -327,14 +469,26 @@ class Heard:
 
 
 async def eventually(attempt: Callable[[], Awaitable[T | None]], seconds: float = 15) -> T:
-    """The first answer that is not None; asks again and again, bounded."""
+    """The first answer that is not None; asks again and again, bounded. For what tells nobody."""
 
     async def ask() -> T:
-        while (answer := await attempt()) is None:
-            await asyncio.sleep(0.01)
-        return answer
+        for wait in itertools.chain((0.0, 0.001, 0.003), itertools.repeat(0.01)):
+            answer = await attempt()
+            if answer is not None:
+                return answer
+            await asyncio.sleep(wait)
+        raise AssertionError
 
     return await bounded(ask(), seconds)
+
+
+async def until(done: Callable[[], object], seconds: float = 15) -> None:
+    """Returns when something that tells nobody has become true."""
+
+    async def look() -> bool | None:
+        return True if done() else None
+
+    await eventually(look, seconds)
 
 
 # ---- another process ----

@@ -8,11 +8,13 @@ a server stands behind the adapter, the stage makes the server do it.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -24,6 +26,7 @@ from postroom.domain.ids import SessionId
 from postroom.domain.message import Finish, Reasoning, Text, ToolCall, text_of
 from postroom.errors import ModelError, ModelErrorKind
 from postroom.models.openai_compat import OpenAICompatModel
+from postroom.models.providers import Access, ProvidersModel
 from postroom.models.scripted import ScriptedModel, parse_script
 from postroom.ports.model import (
     CallDelta,
@@ -42,6 +45,24 @@ from tests.servers.strict_chat import (
     chunk,
     ending,
     refused,
+)
+from tests.servers.strict_provider import (
+    BEDROCK_START,
+    StrictAnthropic,
+    StrictBedrock,
+    StrictGoogle,
+    bedrock_call,
+    bedrock_delta,
+    bedrock_end,
+    bedrock_stream,
+    block_delta,
+    block_start,
+    google_chunk,
+    message_end,
+    message_start,
+    text_block,
+    thinking_block,
+    tool_block,
 )
 from tests.support import bounded
 
@@ -65,6 +86,36 @@ class Scene:
     retry_after_ms: int | None = None
     broken: bool = False
     hangs: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where a dialect's body holds what was asked: roles in order, and names of tools."""
+
+    roles: Callable[[Any], list[str]]
+    tools: Callable[[Any], list[str]]
+
+
+CHAT = Shape(
+    lambda body: [m["role"] for m in body["messages"]],
+    lambda body: [t["function"]["name"] for t in body["tools"]],
+)
+ANTHROPIC = Shape(
+    lambda body: ["system" for _ in body["system"]] + [m["role"] for m in body["messages"]],
+    lambda body: [t["name"] for t in body["tools"]],
+)
+GOOGLE = Shape(
+    lambda body: (
+        ["system" for _ in body["systemInstruction"]["parts"]]
+        + [c["role"] for c in body["contents"]]
+    ),
+    lambda body: [d["name"] for t in body["tools"] for d in t["functionDeclarations"]],
+)
+
+BEDROCK = Shape(
+    lambda body: ["system" for _ in body["system"]] + [m["role"] for m in body["messages"]],
+    lambda body: [t["toolSpec"]["name"] for t in body["toolConfig"]["tools"]],
+)
 
 
 @dataclass
@@ -94,6 +145,8 @@ class Cast:
 
 
 class Stage(Protocol):
+    shape: Shape
+
     async def play(self, scene: Scene) -> Cast: ...
 
     async def sent(self) -> bytes | None:
@@ -127,6 +180,8 @@ def request(prompt: str) -> ModelRequest:
 
 class Scripted:
     """The scripted model, told by a script; a wait that never ends is a clock that stands."""
+
+    shape = CHAT
 
     async def play(self, scene: Scene) -> Cast:
         reply: dict[str, Any] = {"text": scene.text, "chunks": scene.pieces}
@@ -178,6 +233,8 @@ class StandingClock:
 class Compatible:
     """The OpenAI-compatible adapter, with a server on this loop that says any bytes."""
 
+    shape = CHAT
+
     def __init__(self, server: StrictChat) -> None:
         self._server = server
         self._models: list[Model] = []
@@ -225,12 +282,143 @@ def _answer(scene: Scene) -> Answer:
     return Answer([*stream, *ending(finish)])
 
 
-class CompatibleOverProcess:
-    """The same adapter with a server in another process, told by directives in the prompt."""
+class Provided:
+    """The provider library's adapter, with a server on this loop that speaks its dialect."""
 
-    def __init__(self, server: ModelServer) -> None:
+    def __init__(self, provider: str, server: StrictChat) -> None:
+        self._provider = provider
         self._server = server
         self._models: list[Model] = []
+        self.shape = {"anthropic": ANTHROPIC, "google": GOOGLE, "bedrock": BEDROCK}[provider]
+
+    async def play(self, scene: Scene) -> Cast:
+        self._server.will(_ANSWERS[self._provider](scene))
+        model = provided(self._provider, self._server.port)
+        self._models.append(model)
+        return Cast(model, request("Hi"))
+
+    async def sent(self) -> bytes | None:
+        return self._server.requests[-1].body
+
+    async def no_connection(self) -> None:
+        await bounded(self._server.no_connection())
+
+    async def aclose(self) -> None:
+        for model in self._models:
+            await model.aclose()
+        assert self._server.violations == []
+
+
+def provided(provider: str, port: int) -> ProvidersModel:
+    """A model of the provider library, asked at a port of this machine."""
+    url = f"http://127.0.0.1:{port}"
+    return ProvidersModel(
+        Access(
+            ref=f"{provider}:strict",
+            provider=provider,
+            name="strict",
+            key=SECRET,
+            base_url=url,
+            shown=url,
+            host="127.0.0.1",
+            check="check the address",
+            key_variable="KEY",
+            secrets=(SECRET,),
+            env={"AWS_REGION": "us-east-1"},
+        )
+    )
+
+
+def _pieces(scene: Scene) -> list[str]:
+    size = max(1, -(-len(scene.text) // scene.pieces))
+    return [scene.text[at : at + size] for at in range(0, len(scene.text), size)]
+
+
+def _refused(scene: Scene) -> Answer:
+    headers = {}
+    if scene.retry_after_ms is not None:
+        headers["retry_after"] = f"{scene.retry_after_ms / 1000:g}"
+    error = {"message": f"no: x-api-key was '{SECRET}'", "type": "api_error"}
+    return refused(scene.status or 0, {"type": "error", "error": error}, **headers)
+
+
+def _anthropic_answer(scene: Scene) -> Answer:
+    if scene.status is not None:
+        return _refused(scene)
+    stream = [message_start()]
+    index = 0
+    if scene.reasoning:
+        stream += thinking_block(index, scene.reasoning)
+        index += 1
+    if scene.broken or scene.hangs:
+        stream.append(block_start(index, type="text", text=""))
+        stream += [block_delta(index, type="text_delta", text=piece) for piece in _pieces(scene)]
+        return Answer(stream, end="drop" if scene.broken else "hang")
+    if scene.text:
+        stream += text_block(index, *_pieces(scene))
+        index += 1
+    for at, (name, arguments) in enumerate(scene.calls, index):
+        written = json.dumps(arguments)
+        stream += tool_block(at, f"toolu_{at}", name, written[:4], written[4:])
+    finish = scene.finish or ("tool_calls" if scene.calls else "stop")
+    reasons = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
+    return Answer([*stream, *message_end(reasons.get(finish, "end_turn"))])
+
+
+def _google_answer(scene: Scene) -> Answer:
+    if scene.status is not None:
+        return _refused(scene)
+    stream: list[bytes] = []
+    if scene.reasoning:
+        stream.append(google_chunk({"text": scene.reasoning, "thought": True}))
+    stream += [google_chunk({"text": piece}) for piece in _pieces(scene)]
+    if scene.broken or scene.hangs:
+        return Answer(stream, end="drop" if scene.broken else "hang")
+    for name, arguments in scene.calls:
+        stream.append(google_chunk({"functionCall": {"name": name, "args": arguments}}))
+    reasons = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
+    return Answer([*stream, google_chunk(finish=reasons.get(scene.finish or "stop", "STOP"))])
+
+
+def _bedrock_answer(scene: Scene) -> Answer:
+    if scene.status is not None:
+        answer = _refused(scene)
+        error = {"message": f"no: the token was '{SECRET}'"}
+        return refused(scene.status, error, **{**answer.headers, "x-amzn-errortype": "Refused"})
+    stream = [BEDROCK_START]
+    if scene.reasoning:
+        stream.append(bedrock_delta(0, reasoningContent={"text": scene.reasoning}))
+    deltas = [bedrock_delta(1, text=piece) for piece in _pieces(scene)]
+    if scene.broken or scene.hangs:
+        return bedrock_stream([*stream, *deltas], "drop" if scene.broken else "hang")
+    stream += deltas
+    for at, (name, arguments) in enumerate(scene.calls, 2):
+        written = json.dumps(arguments)
+        stream += bedrock_call(at, f"tooluse_{at}", name, written[:4], written[4:])
+    finish = scene.finish or ("tool_calls" if scene.calls else "stop")
+    reasons = {
+        "tool_calls": "tool_use",
+        "length": "max_tokens",
+        "content_filter": "content_filtered",
+    }
+    return bedrock_stream([*stream, *bedrock_end(reasons.get(finish, "end_turn"))])
+
+
+_ANSWERS = {
+    "anthropic": _anthropic_answer,
+    "google": _google_answer,
+    "bedrock": _bedrock_answer,
+}
+
+
+class OverProcess:
+    """An adapter with a server in another process, told by directives in the prompt."""
+
+    def __init__(self, server: ModelServer, shape: Shape, opened: Callable[[], Model]) -> None:
+        self._server = server
+        self._opened = opened
+        self._models: list[Model] = []
+        self.shape = shape
 
     async def play(self, scene: Scene) -> Cast:
         prompt = ""
@@ -249,7 +437,7 @@ class CompatibleOverProcess:
             prompt += f"[[say:{scene.text}]]"
         if scene.broken:
             prompt += "[[drop]]"
-        model = OpenAICompatModel("openai:mock", self._server.url, SECRET, "mock")
+        model = self._opened()
         self._models.append(model)
         return Cast(model, request(prompt or "Hi"))
 
@@ -270,13 +458,35 @@ class CompatibleOverProcess:
             await model.aclose()
 
 
-STAGES = ("scripted", "openai_compat", "openai_compat over a process")
+@pytest.fixture(scope="session")
+def provider_library() -> None:
+    """Imported before anything is timed: it takes seconds."""
+    importlib.import_module("postroom.models.providers_anthropic")
+    importlib.import_module("postroom.models.providers_google")
+    importlib.import_module("postroom.models.providers_bedrock")
+
+
+STAGES = (
+    "scripted",
+    "openai_compat",
+    "anthropic",
+    "google",
+    "bedrock",
+    "openai_compat over a process",
+    "anthropic over a process",
+    "google over a process",
+)
 # Those whose far end can be told every detail: where a reply ends, and how long to wait.
-EXACT = STAGES[:2]
+EXACT = STAGES[:5]
 
 
 @pytest.fixture
-async def stage(request: pytest.FixtureRequest, model_server: ModelServer) -> AsyncIterator[Stage]:
+async def stage(
+    request: pytest.FixtureRequest, model_server: ModelServer, provider_library: None
+) -> AsyncIterator[Stage]:
+    def compatible() -> Model:
+        return OpenAICompatModel("openai:mock", model_server.url, SECRET, "mock")
+
     async with AsyncExitStack() as stack:
         made: Stage
         match request.param:
@@ -284,8 +494,20 @@ async def stage(request: pytest.FixtureRequest, model_server: ModelServer) -> As
                 made = Scripted()
             case "openai_compat":
                 made = Compatible(await stack.enter_async_context(StrictChat()))
+            case "anthropic":
+                made = Provided("anthropic", await stack.enter_async_context(StrictAnthropic()))
+            case "google":
+                made = Provided("google", await stack.enter_async_context(StrictGoogle()))
+            case "bedrock":
+                made = Provided("bedrock", await stack.enter_async_context(StrictBedrock()))
+            case "anthropic over a process":
+                opened = partial(provided, "anthropic", model_server.port)
+                made = OverProcess(model_server, ANTHROPIC, opened)
+            case "google over a process":
+                opened = partial(provided, "google", model_server.port)
+                made = OverProcess(model_server, GOOGLE, opened)
             case _:
-                made = CompatibleOverProcess(model_server)
+                made = OverProcess(model_server, CHAT, compatible)
         yield made
         await bounded(made.aclose())
 
@@ -325,7 +547,9 @@ async def test_text_is_passed_on_as_it_comes_not_at_the_end(stage: Stage) -> Non
 async def test_reasoning_comes_first_and_apart_from_the_text(stage: Stage) -> None:
     cast = await stage.play(Scene(text="42", reasoning="six by nine"))
     reply = await cast.respond()
-    assert reply.content == (Reasoning("six by nine"), Text("42"))
+    thought, text = reply.content
+    assert isinstance(thought, Reasoning)
+    assert (thought.text, text) == ("six by nine", Text("42"))
     assert cast.deltas[0] == ReasoningDelta("six by nine")
     assert cast.text == "42"
 
@@ -487,8 +711,8 @@ async def test_render_gives_the_very_bytes_that_are_sent(stage: Stage) -> None:
     assert sent is None or sent == rendered
     assert cast.model.render(cast.request) == rendered
     body = json.loads(rendered)
-    assert [m["role"] for m in body["messages"]] == ["system", "user"]
-    assert body["tools"][0]["function"]["name"] == "look"
+    assert stage.shape.roles(body) == ["system", "user"]
+    assert stage.shape.tools(body) == ["look"]
 
 
 @every_stage

@@ -154,10 +154,11 @@ async def test_every_request_can_be_rebuilt_byte_for_byte_from_the_exported_log(
             await agent.inject("by the way")
             await agent.followup("will fail")
             await idle(agent)
-            hung = server.will(Answer([chunk({"content": "half an ans"})], end="hang"))
+            arrived = asyncio.Event()
+            first.live.watch(SessionId(SESSION), lambda _: arrived.set())
+            server.will(Answer([chunk({"content": "half an ans"})], end="hang"))
             await agent.followup("cut me off")
-            await bounded(hung.started.wait())
-            await asyncio.sleep(0.05)  # the piece is on its way through the machine's own network
+            await bounded(arrived.wait())
             await agent.cancel()
             await idle(agent)
             hung = server.will(Answer([], end="hang"))
@@ -228,7 +229,7 @@ async def test_a_restart_within_a_batch_of_calls_leaves_a_history_that_providers
     database: str, answered: int
 ) -> None:
     """C-142: stopped with none, some or all of three parallel calls answered."""
-    async with StrictChat() as server:
+    async with StrictChat() as server, StrictChat() as after:
         server.will(calls(*((f"call_{n}", "look", "{}") for n in range(3))))
         tool = PuppetTool()
         model = OpenAICompatModel("strict:one", server.url, None, "strict-1")
@@ -247,8 +248,7 @@ async def test_a_restart_within_a_batch_of_calls_leaves_a_history_that_providers
                 await bounded(hung.started.wait())
             elif answered:
                 await seen(agent, e.ToolResult)
-        server._answers.clear()
-        model = OpenAICompatModel("strict:one", server.url, None, "strict-1")
+        model = OpenAICompatModel("strict:one", after.url, None, "strict-1")
         async with opened(database, model, tools=[tool]) as room:
             agent = await room.session(SESSION)
             await idle(agent)
@@ -256,7 +256,7 @@ async def test_a_restart_within_a_batch_of_calls_leaves_a_history_that_providers
             await idle(agent)
             log = await log_of(room)
         assert audit(log) == []
-        assert server.violations == []
+        assert server.violations == after.violations == []
         assert ends(log) == ["interrupted", "completed", "completed"]
 
 

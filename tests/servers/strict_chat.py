@@ -155,6 +155,14 @@ class StrictChat:
             self._answers.append(answer)
         return answer
 
+    def check(self, received: Received) -> list[str]:
+        """What is wrong with a request. A server of another dialect has its own."""
+        return validate_openai(received.json["messages"])
+
+    def ok(self) -> Sequence[bytes]:
+        """What is said when no answer is queued."""
+        return spoken("OK")
+
     async def no_connection(self) -> None:
         """Returns when no connection is open."""
         while self._open:
@@ -180,12 +188,12 @@ class StrictChat:
         self, received: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Whether the connection may be used again."""
-        wrong = validate_openai(received.json["messages"])
+        wrong = self.check(received)
         self.violations += wrong
         if wrong:
             answer = refused(400, {"error": {"message": "; ".join(wrong)}})
         else:
-            answer = self._answers.popleft() if self._answers else Answer(spoken("OK"))
+            answer = self._answers.popleft() if self._answers else Answer(self.ok())
         if answer.raw is not None:
             await _write(writer, answer.raw)
             answer.started.set()

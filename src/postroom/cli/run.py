@@ -130,6 +130,7 @@ class _OneShot:
         self._database = database
         self._signal: signal.Signals | None = None
         self._stop = asyncio.Event()
+        self._owns = False
         self._shown = _Shown(output)
 
     async def main(self) -> int:
@@ -181,7 +182,8 @@ class _OneShot:
         # Out of time, or told to stop: end the turn, keep what is queued, claim nothing more.
         room.supervisor.stop_claiming()
         room.supervisor.finish_turns()
-        await agent.cancel(keep_inbox=True)
+        if self._owns:  # until its own message is queued, what runs is somebody else's
+            await agent.cancel(keep_inbox=True)
         await asyncio.wait({work}, timeout=2 * _TOOL_GRACE_S)
         await room.supervisor.wait_drivers(_TOOL_GRACE_S)
         work.cancel()
@@ -202,6 +204,7 @@ class _OneShot:
         with collect(room.store, agent.session_id) as collector:
             self._shown.start()
             collector.on_end = room.supervisor.stop_claiming
+            self._owns = True
             receipt = await agent.queue(content, message_id=message_id, run="exclusive")
             return await agent.result(receipt, collector, until="quiescent")
 

@@ -1,8 +1,8 @@
 """Sees to it that every session with something to do is driven, here or elsewhere, by one.
 
 It hears of ready work from the store and starts a `Driver` for it; it looks again, bounded, for
-claims whose owners died without a word. At most one driver a session runs in a process, so a
-claim of this process that no driver here holds is known to be abandoned.
+claims whose owners died without a word. At most one driver a session runs in a process; what a
+driver that failed had claimed is remembered as abandoned, and its successor takes it over.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Supervisor:
         self._drivers: dict[SessionId, tuple[asyncio.Task[None], Driver]] = {}
         self._again: dict[SessionId, tuple[Drive | None, ClaimToken | None]] = {}
         self._failures: dict[SessionId, int] = {}
+        self._abandoned: dict[SessionId, set[ClaimToken]] = {}
         self._claiming = False
         self._looking: asyncio.Task[None] | None = None
         self._look_once_more = False
@@ -76,12 +77,18 @@ class Supervisor:
         if not self._claiming and claimed is None:
             return
         if session_id in self._drivers:
-            waiting = self._again.get(session_id)
-            if waiting is None or waiting[0] is None:
-                # A claim that was made is not forgotten for a hint that there may be work.
+            # A claim that was made, or may have been, is not forgotten for a hint.
+            kept, unsure = self._again.get(session_id, (None, None))
+            if kept is None and token is not None:
                 self._again[session_id] = (claimed, token)
+                token = unsure
+            else:
+                self._again.setdefault(session_id, (None, None))
+            if token is not None:
+                self._abandoned.setdefault(session_id, set()).add(token)
             return
-        driver = Driver(self._parts, session_id, token=token)
+        abandoned = tuple(self._abandoned.get(session_id, ()))
+        driver = Driver(self._parts, session_id, token=token, abandoned=abandoned)
         driver.cancel_turn(self._cancels.pop(session_id, 0))
         if not self._claiming:
             driver.drain()
@@ -213,6 +220,10 @@ class Supervisor:
             straggler.add_done_callback(self._stragglers.discard)
         again = self._again.pop(session_id, None)
         error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
+            self._abandoned.setdefault(session_id, set()).add(driver.token)
+        elif driver.done:
+            self._abandoned.pop(session_id, None)
         if error is None:
             self._failures.pop(session_id, None)
         elif not isinstance(error, StoreClosed):

@@ -114,16 +114,26 @@ class Interrupted(Exception):
 
 
 class Driver:
-    """Drives one session for as long as it holds the claim. Made, run once, thrown away."""
+    """Drives one session for as long as it holds the claim. Made, run once, thrown away.
+
+    ``done``: it held the claim, and let go of it as it should.
+    """
 
     def __init__(
-        self, parts: Parts, session_id: SessionId, *, token: ClaimToken | None = None
+        self,
+        parts: Parts,
+        session_id: SessionId,
+        *,
+        token: ClaimToken | None = None,
+        abandoned: tuple[ClaimToken, ...] = (),
     ) -> None:
         self._parts = parts
         self._limits = parts.limits
         self._store = parts.store
         self._id = session_id
         self._fence = Fence(0, token or mint.claim_token())
+        self._abandoned = abandoned
+        self.done = False
         self._core: Core | None = None
         self._cwd: str | None = None
         self._owner = "operator"
@@ -135,6 +145,11 @@ class Driver:
         self._cancelled_turn = 0
         self._turn = 0
         self.stragglers: set[asyncio.Task[None]] = set()
+
+    @property
+    def token(self) -> ClaimToken:
+        """Of the claim it holds, or is about to make."""
+        return self._fence.token
 
     def drain(self) -> None:
         """Begins no further turn: after the present one the drive is given back."""
@@ -171,6 +186,7 @@ class Driver:
             self._cwd, self._owner = drive.cwd, drive.owner
             self._core = self._parts.cores(drive.core_id)
             await self._drive(drive.progress)
+            self.done = True
         except StaleClaim as stale:
             log.info("%s: %s", self._id, stale)
             self._parts.contexts.drop(self._id)
@@ -188,6 +204,7 @@ class Driver:
             self._store.node,
             self._fence.token,
             attempts_max=self._limits.recovery_attempts_max,
+            abandoned=self._abandoned,
         )
 
     async def _drive(self, progress: Progress) -> None:

@@ -165,3 +165,4 @@ class Library:
                 yield stream
         finally:
             current.reset(token)
+            await exchange.aclose()

@@ -61,6 +61,7 @@ class Exchange:
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     finished: Callable[[], bool] = lambda: False
+    answer: httpx2.AsyncByteStream | None = None
 
     def begin(self, record: Record) -> None:
         """Called with the request the library has made, before anything is sent.
@@ -76,6 +77,14 @@ class Exchange:
             self.refused = True
             raise SecondRequest("one request is one attempt")
         self.sent = True
+
+    async def aclose(self) -> None:
+        """Gives the connection up if the answer was not read to its end.
+
+        One SDK leaves it open when its reader is cancelled.
+        """
+        if self.answer is not None:
+            await self.answer.aclose()
 
 
 current: ContextVar[Exchange] = ContextVar("postroom_exchange")
@@ -120,7 +129,7 @@ class Wire(httpx2.AsyncBaseTransport):
         exchange.headers = response.headers
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         answer = _Answer if response.status_code == 200 else _Refusal
-        response.stream = answer(response.stream, exchange)
+        response.stream = exchange.answer = answer(response.stream, exchange)
         return response
 
     async def aclose(self) -> None:

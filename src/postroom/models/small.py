@@ -182,28 +182,36 @@ def _messages(request: ModelRequest) -> list[dict[str, str]]:
     system = "\n\n".join(filter(None, (request.system, _catalogue(_listed(request)))))
     if system:
         turns.append(("system", system))
+    names: dict[str, str] = {}
     messages = request.messages
     for at, message in enumerate(messages):
+        names |= {b.call_id: b.name for b in message.content if isinstance(b, ToolCall)}
+        if message.role == "tool":
+            last = at + 1 == len(messages) or messages[at + 1].role != "tool"
+            text = _result(names.get(message.call_id or "", "It"), message, last)
+        else:
+            text = _said(message)
         role = "assistant" if message.role == "assistant" else "user"
-        last_result = at + 1 == len(messages) or messages[at + 1].role != "tool"
-        text = _said(message, last_result)
         if turns and turns[-1][0] == role:
             text = f"{turns.pop()[1]}\n\n{text}"
         turns.append((role, text))
     return [{"role": role, "content": _sound(text)} for role, text in turns]
 
 
-def _said(message: ContextMessage, last_result: bool) -> str:
-    text = text_with_lines(message.content)
-    if message.role == "tool":
-        ask = "\nTell me in words what this says." if last_result else ""
-        return f"<tool_response>\n{_cut(text) or '(nothing)'}\n</tool_response>{ask}"
+def _said(message: ContextMessage) -> str:
     calls = [
         f"{_OPEN}{block.name}{_ARGUMENTS}{block.arguments}{_CLOSE}"
         for block in message.content
         if isinstance(block, ToolCall)
     ]
-    return "\n".join(filter(None, (text, *calls)))
+    return "\n".join(filter(None, (text_with_lines(message.content), *calls)))
+
+
+def _result(name: str, message: ContextMessage, last: bool) -> str:
+    """Without the question a small model takes a result for a request, or calls once more."""
+    text = _cut(text_with_lines(message.content)) or "(nothing)"
+    ask = "\nWhat does this tell us? Answer in words." if last else ""
+    return f'{name} answered:\n"""\n{text}\n"""{ask}'
 
 
 def _cut(text: str) -> str:

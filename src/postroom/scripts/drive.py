@@ -120,8 +120,13 @@ def claim_drive(
     *,
     attempts_max: int,
     begin: Header | None = None,
+    abandoned: tuple[ClaimToken, ...] = (),
 ) -> Drive | None:
     """Claims a session's drive if it is to be had; None if it is not.
+
+    ``abandoned`` are claims of this very process that nobody in it drives any more: they are to
+    be had like those of the dead. A claim that it made otherwise is left alone: it may have been
+    made with a receipt a moment ago, and its driver is about to start.
 
     A turn found open is closed here: recovery follows a claim and nothing else. With ``begin``
     the next turn is opened at once, in the same transaction (no policy judges it).
@@ -137,8 +142,7 @@ def claim_drive(
         return _drive(session, Fence(work.epoch, token), _already(session))
     if not is_node(tx, node):
         return None
-    # A claim of this very node that nobody here drives was abandoned: one driver a session.
-    dead = work.status == "claimed" and (work.owner == node or lapsed(tx, work.owner))
+    dead = work.status == "claimed" and (work.token in abandoned or lapsed(tx, work.owner))
     claimed = claim(work, node, token, lapsed=dead)
     if claimed is None:
         return None

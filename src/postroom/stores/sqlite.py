@@ -460,6 +460,14 @@ class SqliteStore:
 
     def _connect(self) -> apsw.Connection:
         connection = apsw.Connection(str(self.path), vfs=self._vfs, statementcachesize=256)
+        try:
+            self._set_up(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _set_up(self, connection: apsw.Connection) -> None:
         connection.set_busy_timeout(0)
         deadline = time.monotonic() + self._lock_wait_s
         self._patiently(lambda: _check_ours(connection, self.path), deadline)
@@ -471,7 +479,6 @@ class SqliteStore:
             "PRAGMA cache_size = -8192",
         ):
             self._patiently(lambda p=pragma: _run(connection, p), deadline)
-        return connection
 
     def _patiently(self, action: Callable[[], R], deadline: float) -> R:
         """Repeats an action that another process's lock refuses, until the deadline."""

@@ -97,6 +97,10 @@ class FaultyStore(StoreWrapper):
         error = CommitUncertain("the answer was lost by the test")
         self._faults.append(_Fault(script, times, error, written))
 
+    def clear(self) -> None:
+        """Forgets the faults that have not come yet."""
+        self._faults.clear()
+
     def stop_after(self, writes: int) -> None:
         """After so many commits from now on nothing is written any more, as if killed there."""
         self._writes_max = len(self.writes) + writes

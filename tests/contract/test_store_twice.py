@@ -1,0 +1,378 @@
+"""Every script run twice leaves what once leaves, and gives the same answer.
+
+An engine runs a script again when a commit's answer was lost. So the same scenario is played on two
+databases, once with every script run twice in a row, and both must hold the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import msgspec
+import pytest
+
+import postroom.scripts
+from postroom.app import one_core, open_room
+from postroom.domain.event import EndReason, ErrorInfo, ModelRetry
+from postroom.domain.ids import CallId, ClaimToken, CoreId, MessageId, NodeId, SessionId
+from postroom.domain.inbox import EMPTY
+from postroom.errors import PostroomError
+from postroom.flow.core import Core
+from postroom.ports.store import Store, Tx
+from postroom.scripts import drive, inbox, log, session, usage
+from postroom.scripts.drive import Drive, Judged, Offer, Progress
+from postroom.scripts.session import Opened
+from postroom.stores.node import (
+    bury_nodes,
+    forget_nodes,
+    other_nodes,
+    register_node,
+    remove_node,
+    renew_node,
+)
+from postroom.testing import PlainTool, StoreWrapper, calling, scripted
+from tests.contract.store_world import (
+    CORE,
+    HEADER,
+    OWNER,
+    PENDING_MAX,
+    SESSION,
+    Engine,
+    Hand,
+    Heard,
+    message,
+    reply,
+    result,
+)
+from tests.support import bounded
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OTHER = SessionId("session_other")
+FORK = SessionId("session_fork")
+DEAD = NodeId("node_dead")
+
+# What scripts are made of: run by a script, never by an engine.
+PIECES = frozenset(
+    {
+        *("lock_session", "insert_session", "read_work", "write_work", "ready_work"),
+        *("release_work", "is_node", "lapsed"),
+    }
+)
+
+
+class Recording(StoreWrapper):
+    """Names the scripts that ran; ``twice``: each is run again, and must say the same."""
+
+    def __init__(self, store: Store, *, twice: bool) -> None:
+        super().__init__(store)
+        self._twice = twice
+        self.names: set[str] = set()
+
+    async def write(
+        self, script: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        return await self._run(super().write, script, args, kwargs)
+
+    async def read(
+        self, script: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        return await self._run(super().read, script, args, kwargs)
+
+    async def _run(self, run: Callable[..., Any], script: Any, args: Any, kwargs: Any) -> Any:
+        self.names.add(script.__name__)
+        first = await _outcome(run, script, args, kwargs)
+        if self._twice:
+            second = await _outcome(run, script, args, kwargs)
+            assert _comparable(second) == _comparable(first), script.__name__
+        if isinstance(first, PostroomError):
+            raise first
+        return second if self._twice else first
+
+
+async def _outcome(run: Callable[..., Any], script: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return await run(script, *args, **kwargs)
+    except PostroomError as error:
+        return error
+
+
+def _comparable(answer: Any) -> Any:
+    """An answer without what says only that this run found itself done already.
+
+    A drive's progress names the events its run appended, and shows the inbox only as far as its
+    run looked at it; who reads it goes by where the drive stands.
+    """
+    match answer:
+        case PostroomError():
+            return answer.code, answer.message
+        case Progress():
+            state = msgspec.structs.replace(answer.state, inbox=EMPTY)
+            return state, answer.history, answer.idle, answer.changed
+        case Drive():
+            return answer.fence, answer.core_id, answer.owner, _comparable(answer.progress)
+        case Opened():  # whether it was created is told only to who gave a reference
+            return answer.core_id, answer.owner, answer.cwd, answer.head, answer.status
+        case tuple():
+            return tuple(map(_comparable, answer))  # pyright: ignore[reportUnknownVariableType]
+        case _:
+            return answer
+
+
+async def play(store: Store) -> None:
+    """Every script there is, and most of the ways through it. Every id in it is fixed."""
+    write, read = store.write, store.read
+    hand = Hand(store)
+
+    # made, titled, and what is pending put, changed and taken
+    for _ in range(2):
+        opened = await write(
+            session.create_session,
+            SESSION,
+            core_id=CORE,
+            owner=OWNER,
+            exclusive=True,
+            ref=ClaimToken("made"),
+        )
+        assert opened.created, "its caller gave a reference, so that it can be told"
+    await write(session.create_session, OTHER, core_id=CORE, owner=OWNER)
+    await write(log.set_title, SESSION, "a title")
+    await write(_queue, "kept", "inject")
+    await write(_queue, "first", "followup", run="exclusive")
+    await _refused(write(_queue, "overlaps", "followup", run="exclusive"), "run_overlap")
+    await _refused(write(_queue, "over the cap", "followup", pending_max=2), "queue_full")
+    await write(_queue, "second", "followup")
+    await write(_queue, "third", "followup")
+    await write(
+        inbox.replace_message, SESSION, MessageId("msg_second"), message("changed", "changed")
+    )
+    await write(inbox.replace_message, SESSION, MessageId("msg_none"), message("x", "x"))
+    await write(inbox.remove_message, SESSION, MessageId("msg_third"), ClaimToken("taken"))
+    await write(inbox.remove_message, SESSION, MessageId("msg_third"), ClaimToken("taken again"))
+    await read(drive.drives_to_claim, store.node, 10)
+    await read(log.list_pending, SESSION)
+
+    # a turn with two steps, a retry, three calls, a refused steer and a late result
+    claimed = await write(drive.claim_drive, SESSION, store.node, ClaimToken("one"), attempts_max=3)
+    assert claimed is not None
+    fence = claimed.fence
+    await read(drive.drive_holder, SESSION)
+    await read(drive.peek_turn, SESSION, fence)
+    stale = Judged((MessageId("msg_none"),))
+    assert (await write(drive.begin_turn, SESSION, fence, 1, HEADER, stale)).changed
+    await write(drive.begin_turn, SESSION, fence, 1, HEADER)
+    failed = ModelRetry(1, 1, 1, 500, ErrorInfo("server", "the server failed"))
+    await write(drive.record_retry, SESSION, fence, failed, HEADER)
+    calls = (CallId("call_a"), CallId("call_b"), CallId("call_c"))
+    await write(drive.record_reply, SESSION, fence, reply(1, calls=calls), calls[:1])
+    await write(drive.start_calls, SESSION, fence, 1, calls[1:])
+    await write(drive.record_results, SESSION, fence, 1, (result(1, "call_a"),))
+    await write(_queue, "steered", "steer")
+    await read(drive.peek_step, SESSION, fence)
+    judged = Judged((MessageId("msg_steered"),), (MessageId("msg_steered"),), "not now")
+    rest = (result(1, "call_b"), result(1, "call_c"))
+    await write(drive.next_step, SESSION, fence, 1, 1, rest, HEADER, stale)
+    await write(drive.next_step, SESSION, fence, 1, 1, rest, HEADER, judged)
+    await write(drive.record_late, SESSION, fence, result(1, "call_b"))
+    done = EndReason("completed")
+    await write(drive.finish_turn, SESSION, fence, 1, done, reply(1, 2))
+
+    # a turn that is cancelled while it calls, with what is pending kept
+    await write(drive.begin_turn, SESSION, fence, 2, HEADER)
+    await write(_queue, "behind", "followup")
+    await write(inbox.cancel, SESSION, "user", keep_inbox=True, ref=ClaimToken("stop"))
+    await write(drive.record_reply, SESSION, fence, reply(2, calls=calls[:1]), calls[:1])
+    # one that is cancelled with everything, from between two steps
+    await write(drive.begin_turn, SESSION, fence, 3, HEADER)
+    await write(_queue, "emptied", "followup")
+    await write(inbox.cancel, SESSION, "user", keep_inbox=False, ref=ClaimToken("stop all"))
+    await write(drive.finish_turn, SESSION, fence, 3, done, reply(3))
+    await _refused(write(drive.start_calls, SESSION, fence, 3, calls), "stale_claim")
+    await write(inbox.cancel, SESSION, "user", keep_inbox=False, ref=ClaimToken("nothing left"))
+
+    # a receipt and its claim at once; given back; claimed again; failed; retried; cancelled idle
+    offer = Offer(store.node, ClaimToken("two"), 3, HEADER)
+    _, offered = await write(_queue_and_claim, "at once", offer)
+    assert offered is not None
+    await write(_queue_and_claim, "behind it", Offer(store.node, ClaimToken("no"), 3, HEADER))
+    await write(drive.give_back_drive, SESSION, offered.fence)
+    again = await write(drive.claim_drive, SESSION, store.node, ClaimToken("three"), attempts_max=3)
+    assert again is not None
+    await write(drive.begin_turn, SESSION, again.fence, 5, HEADER)
+    await write(drive.finish_turn, SESSION, again.fence, 5, done, reply(5))
+    await write(drive.begin_turn, SESSION, again.fence, 6, HEADER)
+    error = EndReason("error", code="server", message="the model failed")
+    await write(drive.finish_turn, SESSION, again.fence, 6, error)
+    await write(inbox.retry_failed, SESSION, pending_max=PENDING_MAX)
+    await write(inbox.cancel, SESSION, "user", keep_inbox=False, ref=ClaimToken("not now"))
+
+    # a node that dies with a turn open, and who goes on with its work
+    token = ClaimToken("dead")
+    await write(register_node, DEAD, token, 60_000, "a node that will die")
+    await write(renew_node, DEAD, token, 60_000)
+    await write(_queue, "survives", "followup")
+    died = await write(drive.claim_drive, SESSION, DEAD, ClaimToken("four"), attempts_max=3)
+    assert died is not None
+    await write(drive.begin_turn, SESSION, died.fence, 7, HEADER)
+    await read(other_nodes, store.node)
+    await write(bury_nodes, [DEAD])
+    await write(renew_node, DEAD, token, 60_000)
+    over = await write(drive.claim_drive, SESSION, store.node, ClaimToken("five"), attempts_max=3)
+    assert over is not None
+    await _refused(write(drive.finish_turn, SESSION, died.fence, 7, done, reply(7)), "stale_claim")
+    await write(drive.begin_turn, SESSION, over.fence, 8, HEADER)
+    await write(drive.finish_turn, SESSION, over.fence, 8, done, reply(8))
+    await write(forget_nodes, 1)
+    await write(register_node, DEAD, token, 60_000, "again")
+    await write(remove_node, DEAD, token)
+
+    # read, forked, deleted
+    await read(usage.usage_of_session, SESSION)
+    await read(usage.usage_of_day)
+    await read(usage.usage_table)
+    await read(log.session_info, SESSION)
+    await read(log.list_sessions)
+    await read(log.read_events, SESSION)
+    await read(log.read_history, SESSION)
+    await read(log.find_receipt, SESSION, MessageId("msg_first"))
+    await read(log.agent_status, SESSION)
+    await write(log.fork_session, SESSION, FORK, owner=OWNER)
+    await write(log.delete_session, OTHER)
+    await write(log.delete_session, SessionId("session_none"))
+    assert await hand.pending() == []
+
+
+async def _refused(writing: Any, code: str) -> None:
+    with pytest.raises(PostroomError) as refused:
+        await writing
+    assert refused.value.code == code
+
+
+def _queue(tx: Tx, text: str, operation: Any, *, pending_max: int = 99, run: Any = None) -> Any:
+    """`queue_message` under an id made of its text."""
+    new = message(text, text.replace(" ", "-"))
+    return inbox.queue_message(tx, SESSION, new, operation, pending_max=pending_max, run=run)
+
+
+def _queue_and_claim(tx: Tx, text: str, offer: Offer) -> Any:
+    new = message(text, text.replace(" ", "-"))
+    return drive.queue_and_claim(
+        tx, SESSION, new, "followup", pending_max=99, run=None, offer=offer
+    )
+
+
+def everything(engine: Engine, node: str) -> dict[str, list[Any]]:
+    """What the database holds, without times and without what is numbered by chance."""
+    of_session = "LEFT JOIN session ON session.sid"
+    held = {
+        "session": "SELECT id, core_id, owner, cwd, parent, title, status, head, state, header_hash,"
+        " history, context_from FROM session ORDER BY id",
+        "event": f"SELECT session.id, seq, type, data FROM event {of_session} = event.sid"
+        " ORDER BY session.id, seq",
+        "message": f"SELECT message.id, session.id, seq, hash FROM message {of_session} ="
+        " message.sid ORDER BY message.id",
+        "inbox": f"SELECT session.id, lane, pos, inbox.id FROM inbox {of_session} = inbox.sid"
+        " ORDER BY session.id, lane, pos",
+        "run": f"SELECT session.id, message_id, exclusive FROM run {of_session} = run.sid"
+        " ORDER BY session.id, message_id",
+        "work": "SELECT kind, key, status, epoch, token, owner FROM work ORDER BY kind, key",
+        "node": "SELECT id, expires_at > 0 FROM node ORDER BY id",
+        "usage": f"SELECT session.id, model, requests, input_tokens FROM usage {of_session} ="
+        " usage.sid ORDER BY session.id, model",
+    }
+    return {
+        table: json.loads(json.dumps([list(row) for row in engine.rows(sql)]).replace(node, "NODE"))
+        for table, sql in held.items()
+    }
+
+
+def scripts() -> set[str]:
+    """The names of all transaction scripts."""
+    names: set[str] = set()
+    for module in pkgutil.iter_modules(postroom.scripts.__path__):
+        home = importlib.import_module(f"{postroom.scripts.__name__}.{module.name}")
+        for name, function in vars(home).items():
+            if not inspect.isfunction(function) or function.__module__ != home.__name__:
+                continue
+            parameters = list(inspect.signature(function).parameters)
+            if not name.startswith("_") and parameters[:1] == ["tx"]:
+                names.add(name)
+    return names - PIECES
+
+
+@pytest.mark.contract("STO-01", "STO-08")
+async def test_every_script_run_twice_equals_once(
+    engine: Engine, another: Callable[[], Engine]
+) -> None:
+    once = Recording(await engine.open(), twice=False)
+    await play(once)
+    second = another()
+    twice = Recording(await second.open(), twice=True)
+    heard = Heard(twice.inner)
+    await play(twice)
+    head = (await Hand(twice).log())[-1].seq
+    await heard.reach(head)
+    assert heard.seqs == list(range(1, head + 1)), "nothing is told twice"
+    expected, found = everything(engine, once.node), everything(second, twice.node)
+    for table, rows in expected.items():
+        assert found[table] == rows, table
+    # A script that is not in the scenario is not proven: add it to `play`.
+    ran = twice.names | {"queue_message", "queue_and_claim"}
+    assert scripts() - ran == set()
+
+
+@pytest.mark.contract("STO-08")
+async def test_a_runtime_whose_every_write_is_made_twice_works_like_any_other(
+    engine: Engine, another: Callable[[], Engine]
+) -> None:
+    logs = [await _conversation(engine, twice=False), await _conversation(another(), twice=True)]
+    assert logs[1] == logs[0]
+
+
+async def _conversation(engine: Engine, *, twice: bool) -> list[tuple[str, Any]]:
+    model = scripted(
+        calling("look", "look"),
+        "looked",
+        {"error": {"status": 500, "code": "server"}},
+        "after a retry",
+        "and that",
+    )
+    core = Core(
+        id=CoreId("default"),
+        revision="1",
+        models=(model,),
+        tools={"look": PlainTool("look")},
+    )
+    store = Recording(await engine.open(), twice=twice)
+    async with open_room(one_core(core), store=store, artifacts=_NoArtifacts()) as room:
+        agent = await room.session(SESSION)
+        for text in ("look at it", "once more"):
+            done = await bounded(agent.run(text))
+            assert done.finish_reason == "completed"
+        await agent.inject("by the way")
+        await bounded(agent.run("and this"))
+        return [(e.type, getattr(e.data, "outcome", None)) for e in await _log(store)]
+
+
+async def _log(store: Store) -> list[Any]:
+    return await store.read(log.read_events, SESSION, 0, 10_000)
+
+
+class _NoArtifacts:
+    async def put(self, data: bytes) -> str:
+        raise AssertionError("nothing here is large")
+
+    async def get(self, artifact: str) -> bytes:
+        raise AssertionError("nothing here is large")
+
+    async def exists(self, artifact: str) -> bool:
+        return False
+
+    async def delete(self, artifact: str) -> None:
+        pass
