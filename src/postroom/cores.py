@@ -157,6 +157,7 @@ def models_of(file: CoreFile, asked: str | None, environ: Mapping[str, str]) -> 
         return [file.model, *file.fallbacks]
     from postroom.models.catalog import pick_default
 
+    register_extras(environ)
     ref = environ.get("POSTROOM_MODEL") or pick_default(environ) or _installed(environ)
     if ref is None:
         raise NoModel(
@@ -169,10 +170,9 @@ def models_of(file: CoreFile, asked: str | None, environ: Mapping[str, str]) -> 
 
 
 def _installed(environ: Mapping[str, str]) -> str | None:
-    from postroom.models.weights import installed
+    from postroom.models.local import installed_default
 
-    names = [w.name for w in installed(home(environ) / "models")]
-    return f"local:{names[0]}" if names else None
+    return installed_default(home(environ) / "models")
 
 
 def open_any(ref: str, environ: Mapping[str, str]) -> Model:

@@ -1,7 +1,7 @@
-"""`make demo`: the main job, shown on this machine with no key and no network.
+"""`make demo`: the main job, shown on this machine, with no key.
 
-A message is queued, survives ``kill -9``, runs, and is answered; then the same over HTTP against
-the bundled model server.
+A message is queued, survives ``kill -9``, runs, and is answered; the same over HTTP against the
+bundled model server. Then a small real model is installed once and answers a question of yours.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+_DEFAULT = "qwen2.5-coder-0.5b"
 _COMMAND = [sys.executable, "-m", "postroom.cli.main"]
 
 
@@ -23,6 +24,7 @@ def main() -> None:
         _ask_and_answer(env)
         _kill_and_go_on(env, Path(folder))
         _over_http(env)
+    _a_real_model()
     print("\nThat was it. Next: README.md, or `.venv/bin/postroom --help`.")
 
 
@@ -75,6 +77,28 @@ def _wait_for(env: dict[str, str], type_: str) -> None:
             return
         time.sleep(0.05)
     raise SystemExit("the demo session did not start")
+
+
+QUESTION = "What is the capital of France?"
+
+
+def _a_real_model() -> None:
+    """Installs the small local model where weights are kept for good, and asks it."""
+    _title("A real model on this machine, without a key")
+    asked = " ".join(sys.argv[1:])
+    if not asked and sys.stdin.isatty():
+        asked = input(f"Your question [{QUESTION}]: ").strip()
+    print("$ postroom model install", flush=True)
+    if subprocess.run([*_COMMAND, "model", "install"], check=False).returncode != 0:
+        print("It could not be installed here; everything else works without it.")
+    else:
+        with tempfile.TemporaryDirectory(prefix="postroom-demo-") as folder:
+            env = {**os.environ, "POSTROOM_DB": str(Path(folder) / "demo.db")}
+            _postroom(env, "run", "--model", f"local:{_DEFAULT}", asked or QUESTION)
+    print(
+        "\nFor a better one, set your provider's key and ask again:\n"
+        '  export OPENAI_API_KEY=…   and   .venv/bin/postroom run "…"   (`postroom model list`)'
+    )
 
 
 def _over_http(env: dict[str, str]) -> None:

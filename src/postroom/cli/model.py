@@ -29,11 +29,12 @@ Name = Annotated[str, typer.Argument(help="A model's name.", autocompletion=_com
 @app.command("list")
 def list_(output: OutputOption = Output.text) -> None:
     """List providers and local models as the environment has them. Asks no network."""
-    from postroom.cores import CoreFile, models_of
+    from postroom.cores import CoreFile, models_of, register_extras
     from postroom.errors import NoModel
     from postroom.upkeep import CATALOGUE, installed, offers
 
     environ = environment()
+    register_extras(environ)
     here = {w.name for w in installed(home(environ) / "models")}
     try:
         default = models_of(CoreFile(), None, environ)[0]

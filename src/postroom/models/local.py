@@ -263,7 +263,9 @@ class LoadFailed(Exception):
     """The library could not make a model of the file."""
 
 
-class _Server(Protocol):
+class Server(Protocol):
+    """The part of the library's server that is used. The callback stops it by returning True."""
+
     def handle_chat_completions(self, body: str, callback: Callable[[str], bool]) -> object: ...
 
 
@@ -280,7 +282,7 @@ class Engine:
         self._path = path
         self._window = window
         self._users = 0
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="postroom-local")
         self.moved = time.monotonic()
 
@@ -324,7 +326,7 @@ class Engine:
         else:
             job.put(None)
 
-    def _loaded(self) -> _Server:
+    def _loaded(self) -> Server:
         if self._server is None:
             self._server = _load(self._path, self._window)
             self.moved = time.monotonic()
@@ -334,7 +336,7 @@ class Engine:
         self._server = None
 
 
-def _load(path: Path, window: int) -> _Server:
+def _load(path: Path, window: int) -> Server:
     """Opens the weights.
 
     Raises:

@@ -66,6 +66,10 @@ def fit(access: Access) -> Fitting:
         return bool(profile.get("bedrock_send_back_thinking_parts"))
 
     async def aclose() -> None:
+        # Closing the client only forgets the pools: idle connections would stay until collected.
+        pools = client._endpoint.http_session._manager.pools
+        for pool in [pools[key] for key in pools.keys()]:  # noqa: SIM118 (no mapping: no iteration)
+            pool.close()
         client.close()
 
     return Fitting(model, "bedrock", settings, seals_back, aclose)

@@ -727,15 +727,14 @@ class SqliteStore:
         self._call(self._deliver, jobs, events, hints, False)
 
     def _commit_failed(self, jobs: list[_Job], cause: apsw.Error) -> None:
-        """The frames of a failed COMMIT may still be in the log: one more commit goes over them."""
+        """The frames of a failed COMMIT may still be in the log: one more commit goes over them.
+
+        Not where a write found no room: the frame that would make them count is the last one.
+        """
         try:
             self._rollback()
-            fresh = self._connect()  # before the old one closes: the log's index must not be lost
-            old, self._writer = self._writer, fresh
-            self._data_version = _UNSEEN  # each connection counts for itself
-            with contextlib.suppress(apsw.Error):
-                old.close()
-            self._scrub()
+            if not isinstance(cause, apsw.FullError) or self._writer.in_transaction:
+                self._replace_writer()
         except (apsw.Error, StoreError):
             self._broken = CommitUncertain(
                 f"the database could not be written, and it is unknown whether it was: {cause}",
@@ -750,6 +749,14 @@ class SqliteStore:
             if job.error is None:
                 job.error = error
         self._call(self._deliver, jobs, (), (), False)
+
+    def _replace_writer(self) -> None:
+        fresh = self._connect()  # before the old one closes: the log's index must not be lost
+        old, self._writer = self._writer, fresh
+        self._data_version = _UNSEEN  # each connection counts for itself
+        with contextlib.suppress(apsw.Error):
+            old.close()
+        self._scrub()
 
     def _scrub(self) -> None:
         self._begin()
