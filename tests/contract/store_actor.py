@@ -25,7 +25,7 @@ from postroom.scripts.session import lock_session
 from postroom.stores.node import renew_node
 from postroom.stores.sqlite import SqliteStore
 from postroom.testing.faults import FaultyVFS
-from tests.contract.store_world import Hand
+from tests.contract.store_world import Hand, eventually
 
 
 def say(answer: Any) -> None:
@@ -68,6 +68,11 @@ class Actor:
             return None
         self._fence = drive.fence
         return drive.fence
+
+    async def do_claim_soon(self, session: str) -> Any:
+        """Claims as soon as it can be had."""
+        hand = Hand(self._store, SessionId(session))
+        return (await eventually(hand.claim)).fence
 
     async def do_begin(self, session: str, turn: int) -> Any:
         progress = await Hand(self._store, SessionId(session)).begin(self._fence, turn)

@@ -450,6 +450,10 @@ class Heard:
     def seqs(self) -> list[int]:
         return [event.seq for event in self.events]
 
+    def since(self, seq: int) -> list[Event]:
+        """What was heard from a seq on: of another process a little more may come from before."""
+        return [event for event in self.events if event.seq >= seq]
+
     async def until(self, done: Callable[[list[Event]], bool], seconds: float = 15) -> None:
         """Returns when what was heard suffices; fails the test if it does not come."""
 

@@ -135,7 +135,7 @@ class _OneShot:
 
     async def main(self) -> int:
         from postroom import mint
-        from postroom.app import DEFAULT_CORE, open_room
+        from postroom.app import open_room
         from postroom.cores import builtin_cores, load_http
         from postroom.domain.ids import CoreId, session_id
         from postroom.domain.message import parse_content
@@ -146,10 +146,11 @@ class _OneShot:
         cores = builtin_cores(
             model=self._model, environ=environment(), turn_steps_max=self._max_steps
         )
-        cores(CoreId(self._core) if self._core else DEFAULT_CORE)  # a wrong model fails here
+        core = cores(CoreId(self._core))  # a wrong model fails here, before anything is made
         self._catch_signals()
-        # The HTTP client takes a while to import: it does so while the database opens.
-        threading.Thread(target=load_http, daemon=True).start()
+        if not core.models[0].ref.startswith(("scripted:", "local:")):
+            # The HTTP client takes a while to import: it does so while the database opens.
+            threading.Thread(target=load_http, daemon=True).start()
         async with open_room(
             cores, database=self._database, only=name, drain_ms=int(_TOOL_GRACE_S * 1000)
         ) as room:

@@ -174,17 +174,23 @@ class Agent:
 
     async def when_idle(self) -> None:
         """Returns when the agent is idle: at once if it is, and when the runtime closes."""
-        idle = asyncio.Event()
+        news = asyncio.Event()
+        idle_at = 0
 
         def take(events: Sequence[Event]) -> None:
-            if any(e.type == AgentIdle.TYPE for e in events):
-                idle.set()
+            nonlocal idle_at
+            for event in events:
+                if event.type == AgentIdle.TYPE:
+                    idle_at = event.seq
+                    news.set()
 
         subscription = self._store.subscribe(self.session_id, take)
         try:
-            if await self.status() == "idle":
-                return
-            await self._or_closing(idle.wait())
+            status, seq = await self._store.read(agent_status, self.session_id)
+            # What comes may be older than what was read: an idle before it is none.
+            while status != "idle" and idle_at <= seq:
+                news.clear()
+                await self._or_closing(news.wait())
         except StoreClosed:
             return
         finally:

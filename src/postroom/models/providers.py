@@ -105,12 +105,12 @@ class ProvidersModel:
         return _worker.submit(lambda: self._load().record(request)).result().body
 
     async def respond(self, request: ModelRequest, on_delta: DeltaSink) -> Reply:
-        if self._closed:
-            raise ModelError(f"{self.ref} was closed", kind="transport")
         loop = asyncio.get_running_loop()
         library = self._library
-        if library is None:
+        if library is None and not self._closed:
             library = await loop.run_in_executor(_worker, self._load)
+        if library is None or self._closed:
+            raise ModelError(f"{self.ref} was closed", kind="transport")
         from postroom.models.providers_failures import broken_off, told, unfinished
         from postroom.models.providers_reply import BrokenOff
         from postroom.models.providers_wire import Exchange

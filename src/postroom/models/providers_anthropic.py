@@ -61,4 +61,26 @@ def fit(access: Access) -> Fitting:
     def seals_back(params: Params) -> bool:
         return params.reasoning_effort != "none"
 
-    return Fitting(model, "anthropic", settings, seals_back, http.aclose)
+    return Fitting(model, "anthropic", settings, seals_back, http.aclose, _REHEARSAL)
+
+
+_REHEARSAL = b"""event: message_start
+data: {"type":"message_start","message":{"id":"","type":"message","role":"assistant","model":"",\
+"content":[],"stop_reason":null,"usage":{"input_tokens":1,"output_tokens":1}}}
+
+event: content_block_start
+data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}
+
+event: content_block_delta
+data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"-"}}
+
+event: content_block_stop
+data: {"type":"content_block_stop","index":0}
+
+event: message_delta
+data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":1}}
+
+event: message_stop
+data: {"type":"message_stop"}
+
+"""

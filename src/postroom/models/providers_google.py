@@ -33,4 +33,10 @@ def fit(access: Access) -> Fitting:
         chosen["extra_headers"] = {"user-agent": f"postroom/{__version__}"}
         return chosen
 
-    return Fitting(model, "google", settings, lambda _: True, http.aclose)
+    return Fitting(model, "google", settings, lambda _: True, http.aclose, _REHEARSAL)
+
+
+_REHEARSAL = b"""data: {"candidates":[{"content":{"role":"model","parts":[{"text":"-"}]},\
+"finishReason":"STOP"}],"usageMetadata":{"promptTokenCount":1,"candidatesTokenCount":1}}
+
+"""

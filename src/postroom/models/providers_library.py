@@ -10,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings, ThinkingLevel
 
-from postroom.domain.event import Params
+from postroom.domain.context import ContextMessage
+from postroom.domain.event import Params, ToolSpec
+from postroom.domain.ids import SessionId
+from postroom.domain.message import Text
 from postroom.errors import ModelError
 from postroom.models.providers_history import messages_of, parameters_of
 from postroom.models.providers_reply import delta_of, reply_of, said
@@ -36,7 +40,8 @@ class Fitting:
     """One provider's model of the library, made to go through our `Exchange`.
 
     ``provider`` is the name its seals carry. ``settings`` are the library's for a request with
-    these parameters; ``seals_back`` whether reasoning may be sent back with them.
+    these parameters; ``seals_back`` whether reasoning may be sent back with them. ``rehearsal``
+    is a short reply in the provider's bytes (None: there is no rehearsal).
     """
 
     model: Model
@@ -44,6 +49,7 @@ class Fitting:
     settings: Callable[[Params], ModelSettings]
     seals_back: Callable[[Params], bool]
     aclose: Callable[[], Awaitable[None]]
+    rehearsal: bytes | None = None
 
 
 EFFORTS: dict[str, ThinkingLevel] = {
@@ -79,6 +85,15 @@ def settings_of(params: Params, ref: str) -> ModelSettings:
     return settings
 
 
+_FIRST = Request(
+    SessionId(""),
+    0,
+    "-",
+    [ContextMessage("user", (Text("-"),), 0)],
+    (ToolSpec("-", "-", msgspec.Raw(b'{"type":"object"}')),),
+    Params(),
+)
+
 # In place of a request that was taken down already: its answer is read, its body is not sent.
 _STAND_IN: Sequence[ModelMessage] = (ModelRequest([UserPromptPart(".")]),)
 
@@ -90,6 +105,14 @@ class Library:
         module = importlib.import_module(f"postroom.models.providers_{access.provider}")
         self._access = access
         self._fitting = cast("Callable[[Access], Fitting]", module.fit)(access)
+        # The first request and the first answer build what was put off: here, not on a loop. If
+        # that fails, the first real request will say what is wrong.
+        with suppress(Exception):
+            if self._fitting.rehearsal is None:
+                self.record(_FIRST)
+            else:
+                exchange = Exchange(rehearsal=self._fitting.rehearsal)
+                asyncio.run(self.answer(_FIRST, exchange, lambda _: None))
 
     def record(self, request: Request) -> Record:
         """The HTTP request that would be made: the library makes it, and it is not sent.

@@ -6,6 +6,8 @@ to happen to the one HTTP request that the library makes of it:
 
 - *recorded*: it is taken down and never sent (`Recorded` is raised instead of an answer). That is
   how a body is rendered, and how a long history is built off the event loop.
+- *rehearsed*: it is answered with given bytes and never sent, so that what the library puts off
+  until its first answer is done before there is one.
 - *sent as recorded*: the library was given a stand-in; what goes out is what was taken down.
 - *sent as it is*.
 
@@ -16,9 +18,11 @@ loop owns retries. Imports the HTTP library: loaded with the provider library, n
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from weakref import WeakKeyDictionary
 
 import httpx2
@@ -27,6 +31,8 @@ from postroom.models.http import CONNECT_TIMEOUT_S, CONNECTIONS_MAX, KEEP_ALIVE_
 from postroom.models.openai_compat import END_WAIT_S, ERROR_BYTES_MAX, ERROR_READ_S
 
 KEPT_CONNECTIONS_MAX = 100
+
+_STREAM = {"content-type": "text/event-stream"}
 
 
 class Recorded(BaseException):
@@ -56,6 +62,7 @@ class Exchange:
 
     recording: bool = False
     record: Record | None = None
+    rehearsal: bytes | None = None
     sent: bool = False
     refused: bool = False
     status: int | None = None
@@ -101,8 +108,7 @@ class Wire(httpx2.AsyncBaseTransport):
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncHTTPTransport] = (
             WeakKeyDictionary()
         )
-        # Reading the certificates takes tens of milliseconds: once, where the library is loaded.
-        self._tls = httpx2.create_ssl_context()
+        self._tls = _tls()
         idle_s = idle_timeout_ms / 1000
         self._timeout = {
             "connect": CONNECT_TIMEOUT_S,
@@ -123,6 +129,8 @@ class Wire(httpx2.AsyncBaseTransport):
                 headers=list(exchange.record.headers),
                 content=exchange.record.body,
             )
+        if exchange.rehearsal is not None:
+            return httpx2.Response(200, headers=_STREAM, content=exchange.rehearsal)
         request.extensions = {**request.extensions, "timeout": self._timeout}
         response = await self._line().handle_async_request(request)
         exchange.status = response.status_code
@@ -151,6 +159,12 @@ class Wire(httpx2.AsyncBaseTransport):
                 ),
             )
         return line
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Reading the certificates takes tens of milliseconds: once, where the library is loaded."""
+    return httpx2.create_ssl_context()
 
 
 class _Answer(httpx2.AsyncByteStream):
