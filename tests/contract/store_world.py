@@ -80,6 +80,7 @@ class Engine(ABC):
         self.address = address
         self._stores: list[Store] = []
         self._joined: list[Engine] = []
+        self._gates: list[Gate] = []
 
     async def open(
         self,
@@ -100,8 +101,14 @@ class Engine(ABC):
                 **more,
             )
         )
-        self._stores.append(store)
+        self.adopt(store)
+        if isinstance(on_commit, Gate):
+            self._gates.append(on_commit)
         return store
+
+    def adopt(self, store: Store) -> None:
+        """A store opened otherwise, to be closed with the rest."""
+        self._stores.append(store)
 
     def joined(self, other: Engine) -> Engine:
         """The other one, closed with this."""
@@ -109,6 +116,8 @@ class Engine(ABC):
         return other
 
     async def close(self) -> None:
+        for gate in self._gates:
+            gate.open()
         for store in self._stores:
             await bounded(store.aclose(), 20)
         for other in self._joined:

@@ -23,8 +23,11 @@ class Bench:
         self.log: list[Event] = []
         self.wants: list[Want] = []
         self.told: list[int] = []
-        self.hub = Hub(lambda session_id: self.order.forget(session_id))
+        self.hub = Hub(self._forgotten)
         self.order = Order(self.hub, self.wants.append, lambda: self.time)
+
+    def _forgotten(self, session_id: SessionId | None) -> None:
+        self.order.forget(session_id)
 
     def follow(self, session_id: SessionId | None = SESSION) -> Callable[[], None]:
         subscription = self.hub.subscribe(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from postroom.cli.options import Database, complete_session, database_of
-from postroom.errors import UsageError
+from postroom.errors import RunOverlap, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,10 @@ def run_command(
 
 
 def _read_stdin() -> str:
-    data = sys.stdin.buffer.read()
+    try:
+        data = sys.stdin.buffer.read()
+    except KeyboardInterrupt:
+        raise typer.Exit(128 + signal.SIGINT) from None
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -184,9 +187,7 @@ class _OneShot:
         room.supervisor.stop_claiming()
         room.supervisor.finish_turns()
         if self._owns:  # until its own message is queued, what runs is somebody else's
-            await agent.cancel(keep_inbox=True)
-        await asyncio.wait({work}, timeout=2 * _TOOL_GRACE_S)
-        await room.supervisor.wait_drivers(_TOOL_GRACE_S)
+            await self._cancel(room, agent, work)
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await work
@@ -196,18 +197,36 @@ class _OneShot:
         print(f"postroom: not done after {self._timeout_s:g} s", file=sys.stderr)
         return TIMEOUT
 
+    async def _cancel(self, room: Room, agent: Any, work: asyncio.Future[RunResult]) -> None:
+        """Cancels the turn and waits for its end, here or in the process that drives it."""
+        head = await agent.head()
+        await agent.cancel(keep_inbox=True)
+        waits: set[asyncio.Future[Any]] = {work, asyncio.ensure_future(_turn_end(agent, head))}
+        if room.supervisor.driving:  # it gives the drive back, and may never be idle
+            drivers = room.supervisor.wait_drivers(2 * _TOOL_GRACE_S)
+            waits.add(asyncio.ensure_future(drivers))
+        await asyncio.wait(waits, timeout=2 * _TOOL_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+        await room.supervisor.wait_drivers(_TOOL_GRACE_S)
+        for wait in waits:
+            wait.cancel()
+
     async def _own(
         self, room: Room, agent: Any, content: Any, message_id: Any, collect: Any
     ) -> RunResult:
         """Waits for idle, queues the prompt, and waits for the end of its interval."""
-        self._shown.muted = True
-        await agent.when_idle()
-        with collect(room.store, agent.session_id) as collector:
-            self._shown.start()
-            collector.on_end = room.supervisor.stop_claiming
-            self._owns = True
-            receipt = await agent.queue(content, message_id=message_id, run="exclusive")
-            return await agent.result(receipt, collector, until="quiescent")
+        while True:
+            self._shown.muted = True
+            await agent.when_idle()
+            with collect(room.store, agent.session_id) as collector:
+                self._shown.start()
+                collector.on_end = room.supervisor.stop_claiming
+                self._owns = True
+                try:
+                    receipt = await agent.queue(content, message_id=message_id, run="exclusive")
+                except RunOverlap:  # another command was quicker: its interval comes first
+                    self._owns = False
+                    continue
+                return await agent.result(receipt, collector, until="quiescent")
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -220,6 +239,13 @@ class _OneShot:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
+
+
+async def _turn_end(agent: Any, after: int) -> None:
+    """Returns once a turn has ended behind a seq of the log."""
+    async for event in agent.events(after):
+        if event.type == "turn/end":
+            return
 
 
 class _Shown:

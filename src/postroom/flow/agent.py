@@ -172,6 +172,11 @@ class Agent:
         status, _ = await self._store.read(agent_status, self.session_id)
         return status
 
+    async def head(self) -> int:
+        """The seq of the log's last event."""
+        _, seq = await self._store.read(agent_status, self.session_id)
+        return seq
+
     async def when_idle(self) -> None:
         """Returns when the agent is idle: at once if it is, and when the runtime closes."""
         news = asyncio.Event()

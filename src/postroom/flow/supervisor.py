@@ -116,6 +116,11 @@ class Supervisor:
         for _, driver in self._drivers.values():
             driver.drain()
 
+    @property
+    def driving(self) -> bool:
+        """Whether a driver runs in this process."""
+        return bool(self._drivers)
+
     async def wait_drivers(self, timeout_s: float) -> None:
         """Returns when no driver runs, or when the time is over."""
         tasks = {task for task, _ in self._drivers.values()}

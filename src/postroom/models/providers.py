@@ -13,10 +13,13 @@ Providers that speak Chat Completions are in `catalog.PROVIDERS`; they need no l
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,7 +105,20 @@ class ProvidersModel:
 
         Waits for a thread: not for an event loop in a hurry.
         """
-        return _worker.submit(lambda: self._load().record(request)).result().body
+        return _worker.submit(self._render, request).result()
+
+    def _render(self, request: ModelRequest) -> bytes:
+        library = self._load()
+        from postroom.models.providers_failures import told
+        from postroom.models.providers_wire import Exchange
+
+        try:
+            return library.record(request).body
+        except ModelError:
+            raise
+        except Exception as error:
+            failure = error
+        raise told(failure, Exchange(), self._access, self._clock.now_ms())
 
     async def respond(self, request: ModelRequest, on_delta: DeltaSink) -> Reply:
         loop = asyncio.get_running_loop()
@@ -145,9 +161,10 @@ class ProvidersModel:
         """On the thread: one at a time, and once."""
         if self._library is None:
             try:
-                from postroom.models.providers_library import Library
+                with _unswept(self._access.provider):
+                    from postroom.models.providers_library import Library
 
-                self._library = Library(self._access)
+                    self._library = Library(self._access)
             except ModelError:
                 raise
             except ImportError as error:
@@ -164,6 +181,26 @@ class ProvidersModel:
                     hint=self._access.check,
                 ) from None
         return self._library
+
+
+@contextmanager
+def _unswept(provider: str) -> Generator[None]:
+    """The first time for a provider: no garbage collection within, and none of what is there now.
+
+    The library is some hundred thousand objects for good. Looking through them holds every thread
+    up for a tenth of a second, again and again while a long history is built.
+    """
+    if f"postroom.models.providers_{provider}" in sys.modules:
+        yield
+        return
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _is_long(request: ModelRequest) -> bool:

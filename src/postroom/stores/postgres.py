@@ -57,6 +57,7 @@ from postroom.stores.postgres_link import (
     Fate,
     fate_of,
     is_idle,
+    is_undecided,
 )
 from postroom.stores.postgres_watch import Watch
 
@@ -71,7 +72,8 @@ _EVERYTHING = ("*", "*")
 
 class _Job:
     """One call of `write` or `read`. ``events`` and ``hints`` are those of its committed run;
-    ``doubtful`` names the sessions of a run of which it is not known whether it was committed.
+    ``doubtful`` says how far the sessions' logs reach if a run of which that is not known was
+    committed.
     """
 
     __slots__ = (
@@ -112,7 +114,7 @@ class _Job:
         self.error: BaseException | None = None
         self.events: list[Event] = []
         self.hints: dict[tuple[str, str], None] = {}
-        self.doubtful: set[SessionId] = set()
+        self.doubtful: dict[SessionId, int] = {}
 
     @property
     def lane(self) -> str | None:
@@ -466,7 +468,7 @@ class PostgresStore:
         except BaseException as error:
             job.error = error
         if job.events or job.hints or job.doubtful:
-            heads = {event.session_id: event.seq for event in job.events}
+            heads = job.doubtful | _heads(job.events)
             work = [*job.hints, *((_EVERYTHING,) if job.doubtful else ())]
             self._watch.announce(heads, work)
         self._call(self._deliver, job)
@@ -495,11 +497,11 @@ class PostgresStore:
             error, attempt = self._attempt(job, until)
             if error is None:
                 return
-            if error.fate is Fate.LOST and attempt is not None and attempt.committing:
+            if error.is_undecided and attempt is not None:
                 if in_doubt:
                     raise _uncertain(error)
                 in_doubt, until = True, time.monotonic() + self._lock_wait_s
-                job.doubtful.update(event.session_id for event in attempt.tx.events)
+                job.doubtful.update(_heads(attempt.tx.events))
                 job.hints.update(dict.fromkeys(attempt.tx.hints))
             duplicates += error.is_duplicate
             final = error.fate is Fate.FINAL or duplicates > _DUPLICATES_MAX
@@ -533,15 +535,17 @@ class PostgresStore:
                 on_commit=None if job.reading else self._on_commit,
             )
         except psycopg.Error as error:
-            fate = fate_of(error, connection)
-            if fate is Fate.LOST:
+            trouble = _Trouble(fate_of(error, connection), self._address.means(error))
+            trouble.is_duplicate = error.sqlstate == "23505"
+            if trouble.fate is Fate.LOST:
                 self._pool.clear()
             if connection is not None:
+                committing = attempt is not None and attempt.committing
+                trouble.is_undecided = committing and is_undecided(error, connection)
                 # After an error in a pipeline the library believes statements prepared that the
                 # server passed over.
                 connection.close()
-            duplicate = error.sqlstate == "23505"
-            return _Trouble(fate, self._address.means(error), duplicate), attempt
+            return trouble, attempt
         finally:
             if connection is not None:
                 self._pool.give(connection)
@@ -556,12 +560,13 @@ class PostgresStore:
 class _Trouble:
     """An error of the database: what to do about it, and what it means to the caller."""
 
-    __slots__ = ("fate", "is_duplicate", "meaning")
+    __slots__ = ("fate", "is_duplicate", "is_undecided", "meaning")
 
-    def __init__(self, fate: Fate, meaning: PostroomError, is_duplicate: bool = False) -> None:
+    def __init__(self, fate: Fate, meaning: PostroomError) -> None:
         self.fate = fate
         self.meaning = meaning
-        self.is_duplicate = is_duplicate
+        self.is_duplicate = False
+        self.is_undecided = False
 
 
 class _Pauses:
@@ -575,6 +580,10 @@ class _Pauses:
     def take(self) -> None:
         time.sleep(self._longest * random.uniform(0.5, 1))
         self._longest = min(2 * self._longest, _PAUSE_S[1])
+
+
+def _heads(events: Sequence[Event]) -> dict[SessionId, int]:
+    return {event.session_id: event.seq for event in events}
 
 
 def _uncertain(trouble: _Trouble) -> CommitUncertain:

@@ -18,10 +18,11 @@ import contextlib
 import hashlib
 import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import psycopg
 
@@ -87,7 +88,7 @@ class Lease:
         self._renew_at_ms = 0
         self._bury_at_ms = 0
         self._bury_every_ms = _BURY_FIRST_MS
-        self._wake = threading.Event()
+        self._ear, self._bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._settled = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._main, name="postroom-lease", daemon=True)
@@ -98,15 +99,17 @@ class Lease:
     def close(self) -> None:
         """Gives the lease up and ends the thread; blocks until it has ended."""
         self._closing = True
-        self._wake.set()
+        self._ring()
         if self._thread.ident is not None:
             self._thread.join()
+        for end in (self._ear, self._bell):
+            os.close(end)
 
     def in_force(self, until: float) -> bool:
         """Whether scripts may run; waits for a lease that is being renewed, to a monotonic time."""
         if self._is_current():
             return True
-        self._wake.set()
+        self._ring()
         with self._settled:
             while not self._is_current() and not self._closing:
                 left = until - time.monotonic()
@@ -134,11 +137,24 @@ class Lease:
         self._on_ready(None)
         shortest_ms = max(self._lease_ms // 12, 10)
         while not self._closing:
-            self._wake.wait(min(self._bury_every_ms, shortest_ms) / 1000)
-            self._wake.clear()
+            self._sleep(min(self._bury_every_ms, shortest_ms) / 1000)
             if not self._closing:
                 self._round()
         self._say_goodbye()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it rings already
+            os.write(self._bell, b"!")
+
+    def _sleep(self, seconds: float) -> None:
+        """Until somebody rings, the connection breaks, or the time is over."""
+        files: list[Any] = [self._ear]
+        if self._connection is not None:
+            files.append(self._connection)
+        select.select(files, (), (), seconds)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._ear, 1024):
+                pass
 
     def _round(self) -> None:
         try:
@@ -159,6 +175,8 @@ class Lease:
             self._settled.notify_all()
 
     def _keep(self) -> None:
+        if self._connection is not None:
+            self._notice_break(self._connection)
         connection = self._connection
         if connection is None:
             connection = self._connect()
@@ -171,6 +189,14 @@ class Lease:
             self._renew(connection)
         if now_ms() >= self._bury_at_ms:
             self._bury(connection)
+
+    def _notice_break(self, connection: Connection) -> None:
+        """The lock is gone with the connection: the sooner another is made, the better."""
+        try:
+            connection.pgconn.consume_input()
+        except psycopg.Error as error:
+            log.warning("connecting to %s again: %s", self._address, self._address.shown(error))
+            self._disconnect()
 
     def _renew(self, connection: Connection) -> None:
         started_ms = now_ms()

@@ -5,7 +5,8 @@ The one place that knows the library's ways. It decides nothing about sessions, 
 - The address holds a password, so it is never shown; nor is a text of the library that may quote it.
 - Scripts write ``:name``; the library wants ``%(name)s``. Each text is translated once.
 - A transaction runs in the library's pipeline: only a statement whose rows are wanted is waited
-  for, so the writes at a script's end travel with the COMMIT.
+  for, so the writes at a script's end travel with the COMMIT. Each wait is a Sync, after which the
+  server counts the transaction as idle: one whose process stands still is ended.
 - The clock is read behind the lock, on the same way to the server.
 """
 
@@ -41,6 +42,8 @@ Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 R = TypeVar("R")
 
 _HINT = "check the address, and that the server runs and takes connections from here"
+
+_TIMES_TRANSACTIONS = 170_000
 
 # Of one type whatever the value, so that a statement is prepared once and not once a size.
 _adapters = AdaptersMap(psycopg.adapters)
@@ -85,6 +88,7 @@ class Address:
             f"SET idle_in_transaction_session_timeout = {silent_ms};"
             "SET client_min_messages = error"
         ).encode()
+        self._longest = f"SET transaction_timeout = {lock_wait_ms + silent_ms}".encode()
 
     def __repr__(self) -> str:
         return f"Address({self._text})"
@@ -101,6 +105,8 @@ class Address:
         connection = psycopg.connect(self._conninfo, autocommit=True, context=_adapters)
         try:
             connection.execute(self._settings)
+            if connection.info.server_version >= _TIMES_TRANSACTIONS:
+                connection.execute(self._longest)
         except BaseException:
             connection.close()
             raise
@@ -188,6 +194,12 @@ def is_lost(error: psycopg.Error) -> bool:
     return state in LOST or state.startswith("08")
 
 
+def is_undecided(error: psycopg.Error, connection: Connection) -> bool:
+    """Whether a COMMIT that was sent may have been done: the server did not answer, or ended."""
+    ended = error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+    return connection.closed or ended or error.sqlstate is None
+
+
 def fate_of(error: psycopg.Error, connection: Connection | None) -> Fate:
     if connection is None or connection.closed or is_lost(error):
         return Fate.LOST
@@ -240,6 +252,7 @@ class PostgresTx:
         "events",
         "for_update",
         "hints",
+        "settle",
         "skip_locked",
     )
 
@@ -247,6 +260,7 @@ class PostgresTx:
         self._connection = connection
         self._offset_ms = offset_ms
         self._now: int | None = None
+        self.settle: Callable[[], None] = _nothing
         self.for_update = "" if reading else _FOR_UPDATE
         self.skip_locked = "" if reading else " SKIP LOCKED"
         self.events: list[Event] = []
@@ -258,6 +272,8 @@ class PostgresTx:
         clock = None
         if self._now is None and _FOR_UPDATE in sql:
             clock = self._connection.execute(_CLOCK)
+        if gives_rows:
+            self.settle()
         rows: list[Row] = cursor.fetchall() if gives_rows else []
         if clock is not None:
             self._now = int(clock.fetchall()[0][0]) + self._offset_ms
@@ -279,6 +295,10 @@ class PostgresTx:
 
     def wake(self, kind: str, key: str) -> None:
         self.hints.append((kind, key))
+
+
+def _nothing() -> None:
+    pass
 
 
 class Attempt:
@@ -306,12 +326,14 @@ class Attempt:
         """
         reading = self.tx.for_update == ""
         try:
-            with pipelined(connection):
+            with pipelined(connection) as pipeline:
+                self.tx.settle = pipeline.sync
                 connection.execute(_BEGIN_READ if reading else _BEGIN)
                 if lock_wait_ms is not None:
                     connection.execute(b"SET LOCAL lock_timeout = %d" % max(lock_wait_ms, 1))
                 answer = script(self.tx)
                 if on_commit is not None:
+                    pipeline.sync()
                     on_commit("before")
                 self.committing = not reading
                 connection.execute(b"COMMIT")
@@ -324,17 +346,17 @@ class Attempt:
 
 
 @contextlib.contextmanager
-def pipelined(connection: Connection) -> Generator[None]:
+def pipelined(connection: Connection) -> Generator[psycopg.Pipeline]:
     """Statements are sent on and waited for only where their rows are wanted, and at the end."""
-    pipeline = contextlib.ExitStack()
-    pipeline.enter_context(connection.pipeline())
+    end = contextlib.ExitStack()
+    pipeline = end.enter_context(connection.pipeline())
     try:
-        yield
-        pipeline.close()
+        yield pipeline
+        end.close()
     except BaseException:
         # Left by an error, the library would write a second one into its own log.
         with contextlib.suppress(psycopg.Error):
-            pipeline.close()
+            end.close()
         raise
 
 
