@@ -12,6 +12,12 @@ from tests.contract.store_world import Engine, PostgresEngine, SqliteEngine
 from tests.servers.postgres import PostgresServer
 
 
+@pytest.fixture(scope="session")
+def shared_database(postgres_server: PostgresServer) -> str:
+    """One database for all tests of the suite, emptied for each: many times quicker than a new one."""
+    return postgres_server.create()
+
+
 @pytest_asyncio.fixture(params=["sqlite", "postgres"])
 async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Engine]:
     """An empty database, and stores opened on it; the stores are closed at the end."""
@@ -54,4 +60,6 @@ def another(request: pytest.FixtureRequest, engine: Engine, tmp_path: Path) -> C
 def make_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
     if request.param == "sqlite":
         return SqliteEngine(tmp_path / "postroom.db")
-    return PostgresEngine(request.getfixturevalue("postgres_url"))
+    made = PostgresEngine(request.getfixturevalue("shared_database"))
+    made.empty()
+    return made

@@ -300,6 +300,11 @@ class PostgresEngine(Engine):
         )
         return [row[0] for row in rows]
 
+    def empty(self) -> None:
+        """As a new database is."""
+        self.rows("DROP SCHEMA public CASCADE")
+        self.rows("CREATE SCHEMA public")
+
     @contextlib.contextmanager
     def disk(self) -> Iterator[Disk]:
         yield _Server(self)

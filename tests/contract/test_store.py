@@ -179,7 +179,8 @@ async def test_sessions_are_listed_newest_first_by_owner_and_page(engine: Engine
     for n, name in enumerate(names):
         owner = OWNER if n % 2 == 0 else "somebody"
         await store.write(create_session, name, core_id=CORE, owner=owner)
-    await Hand(store, names[0]).queue()  # the one touched last
+    later = await engine.open(ahead_ms=1_000)
+    await Hand(later, names[0]).queue()  # the one touched last
     await store.write(set_title, names[1], "a title")
     listed = await store.read(list_sessions)
     assert listed[0].session_id == names[0]

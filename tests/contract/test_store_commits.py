@@ -17,6 +17,7 @@ from postroom.errors import (
     StoreFull,
     StoreLocked,
 )
+from postroom.ports.clock import SystemClock
 from postroom.ports.store import Tx
 from postroom.scripts.log import list_sessions
 from postroom.testing.faults import FaultyVFS
@@ -268,6 +269,18 @@ async def test_a_long_read_sees_one_moment_and_blocks_no_writer(engine: Engine) 
     assert len(await hand.pending()) == 6
     go_on.set()
     assert await bounded(counting) == [1, 1]
+
+
+@pytest.mark.contract("STO-01")
+async def test_time_is_read_behind_the_lock(engine: Engine) -> None:
+    """PROTOCOL rule 5: what waited long for the lock is not dated before those it waited for."""
+    hand = await Hand(await engine.open()).create()
+    with engine.locked():
+        waiting = asyncio.ensure_future(hand.queue("waits"))
+        await asyncio.sleep(0.25)  # the waiting itself
+        before = SystemClock().now_ms()
+    receipt = await bounded(waiting)
+    assert (await hand.log())[receipt.seq - 1].at >= before
 
 
 @pytest.mark.contract("STO-01")

@@ -37,6 +37,7 @@ EXIT_CODES: dict[str | None, int] = {
 }
 TIMEOUT = 124
 _TOOL_GRACE_S = 5.0
+_LAST_CHANCE_S = 0.5
 
 
 class RunOutput(StrEnum):
@@ -81,20 +82,33 @@ def run_command(
     limit; 124 time-out; 130 cancelled or Ctrl-C; 143 SIGTERM.
     """
     text = _read_stdin() if prompt == "-" else prompt
-    code = asyncio.run(
-        _OneShot(
-            text=text,
-            session=session,
-            core=core,
-            model=model,
-            output=output,
-            timeout_s=timeout,
-            max_steps=max_steps,
-            database=database_of(db),
-        ).main()
+    one_shot = _OneShot(
+        text=text,
+        session=session,
+        core=core,
+        model=model,
+        output=output,
+        timeout_s=timeout,
+        max_steps=max_steps,
+        database=database_of(db),
     )
+    code = asyncio.run(_to_the_end(one_shot))
     sys.stdout.flush()
     raise typer.Exit(code)
+
+
+async def _to_the_end(one_shot: _OneShot) -> int:
+    """Leaves also when a tool refuses to be stopped: the interpreter would wait for it for ever."""
+    code = await one_shot.main()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left and (await asyncio.wait(left, timeout=_LAST_CHANCE_S))[1]:
+        # Everything of ours is closed by now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _read_stdin() -> str:

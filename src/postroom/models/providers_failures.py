@@ -123,6 +123,8 @@ def kind_of_exception(error: BaseException) -> ModelErrorKind | None:
 
 def told(error: Exception, seen: Seen, access: Access, now_ms: int) -> ModelError:
     """The error as ours."""
+    if seen.status == 200 and not _is_stream(seen):
+        return unfinished(access, seen)
     kind = kind_of_exception(error)
     if kind in ("timeout", "transport") and seen.status in (None, 200):
         return _trouble(error, kind, access, seen)
@@ -144,7 +146,7 @@ def told(error: Exception, seen: Seen, access: Access, now_ms: int) -> ModelErro
         answer,
         status=status,
         retry_after_ms=wait,
-        request_id=_id(headers),
+        request_id=request_id_of(headers),
         key_variable=access.key_variable,
         hint=hint,
         secrets=access.secrets,
@@ -154,22 +156,25 @@ def told(error: Exception, seen: Seen, access: Access, now_ms: int) -> ModelErro
 
 def unfinished(access: Access, seen: Seen) -> ModelError:
     """A stream that ended before the provider said why the reply ends."""
-    content_type = seen.headers.get("content-type", "")
-    if seen.headers and "event" not in content_type:
-        html = "html" in content_type
+    if not _is_stream(seen):
+        html = "html" in seen.headers.get("content-type", "")
         what = "a page of HTML" if html else "no event stream"
         return ModelError(
             f"{access.shown} answered with {what} instead of a completion",
             kind="bad_request" if html else "server",
             status=seen.status,
-            request_id=_id(seen.headers),
+            request_id=request_id_of(seen.headers),
             hint=access.check,
         )
     return ModelError(
         f"the stream of {access.ref} ended before the reply did",
         kind="transport",
-        request_id=_id(seen.headers),
+        request_id=request_id_of(seen.headers),
     )
+
+
+def _is_stream(seen: Seen) -> bool:
+    return not seen.headers or "event" in seen.headers.get("content-type", "")
 
 
 def broken_off(access: Access, reason: str, seen: Seen) -> ModelError:
@@ -177,7 +182,7 @@ def broken_off(access: Access, reason: str, seen: Seen) -> ModelError:
     return ModelError(
         f"{access.ref} broke its reply off: {reason}",
         kind="server",
-        request_id=_id(seen.headers),
+        request_id=request_id_of(seen.headers),
     )
 
 
@@ -227,7 +232,7 @@ def _lowered(error: dict[str, object]) -> dict[str, object]:
     return {name.lower(): value for name, value in error.items()}
 
 
-def _id(headers: Mapping[str, str]) -> str | None:
+def request_id_of(headers: Mapping[str, str]) -> str | None:
     return request_id(headers) or headers.get("x-amzn-requestid")
 
 
@@ -260,7 +265,9 @@ def _trouble(
         hint = f"is the server running? if it is, {access.check}"
     elif not seen.headers and "RemoteProtocolError" in names:
         text = f"{access.ref} closed the connection without an answer"
-    return ModelError(text, kind=kind or "transport", hint=hint, request_id=_id(seen.headers))
+    return ModelError(
+        text, kind=kind or "transport", hint=hint, request_id=request_id_of(seen.headers)
+    )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

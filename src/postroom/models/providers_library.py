@@ -25,6 +25,7 @@ from postroom.domain.event import Params, ToolSpec
 from postroom.domain.ids import SessionId
 from postroom.domain.message import Text
 from postroom.errors import ModelError
+from postroom.models.providers_failures import request_id_of
 from postroom.models.providers_history import messages_of, parameters_of
 from postroom.models.providers_reply import delta_of, reply_of, said
 from postroom.models.providers_wire import Exchange, Record, Recorded, current
@@ -154,8 +155,15 @@ class Library:
                 failure = error
             if said(stream) is None:
                 return None, failure
-            name = self._access.name
-            return reply_of(stream.get(), self._fitting.provider, name, None), None
+            return (
+                reply_of(
+                    stream.get(),
+                    self._fitting.provider,
+                    self._access.name,
+                    request_id_of(exchange.headers),
+                ),
+                None,
+            )
 
     async def aclose(self) -> None:
         await self._fitting.aclose()

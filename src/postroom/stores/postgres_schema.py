@@ -56,8 +56,7 @@ def migrate(connection: Connection, address: Address) -> None:
                 hint="upgrade Postroom; nothing was changed",
             )
         for migration in MIGRATIONS[version:]:
-            for statement in migration:
-                connection.execute(statement.format_map(WORDS).encode())
+            connection.execute(";".join(migration).format_map(WORDS).encode())
         if version < VERSION:
             connection.execute(_SET_VERSION, {"version": str(VERSION)})
 
