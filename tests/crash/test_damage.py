@@ -207,6 +207,8 @@ async def test_what_a_kill_leaves_is_sound(killed: Path) -> None:
         log.write(_log(killed).read_bytes()[32 : 32 + 8] + bytes(500))
     assert check_sqlite(killed) == []
     await bounded(_use(killed))
+    # Closed in order, all of it is in the one file: a copy of that is a copy of the whole.
+    assert {p.name for p in killed.parent.iterdir()} == {"room.db", "room.db-nodes"}
 
 
 @pytest.mark.contract("REC-07")

@@ -5,6 +5,7 @@ The processes are real and die by real signals; what they left is read from the 
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import Callable
@@ -15,11 +16,13 @@ import apsw
 import pytest
 
 from postroom.app import one_core, open_room
-from postroom.domain.ids import CoreId, NodeId
+from postroom.domain.event import Event
+from postroom.domain.ids import ClaimToken, CoreId, MessageId, NodeId
+from postroom.domain.message import Message, Source, Text
 from postroom.domain.turn import NOT_STARTED, UNKNOWN
 from postroom.flow.core import Core
 from postroom.models.scripted import Script, ScriptedModel
-from postroom.scripts.drive import drives_to_claim
+from postroom.scripts.drive import Drive, Offer, claim_drive, drives_to_claim, queue_and_claim
 from postroom.scripts.session import create_session
 from postroom.stores.artifacts import LocalArtifacts
 from postroom.stores.sqlite import SqliteStore, SqliteTx
@@ -125,6 +128,89 @@ def test_a_message_is_pending_or_in_the_history_at_every_moment(
 
 def _types(record: Any) -> list[str]:
     return [event.type for event in record.events]
+
+
+@pytest.mark.contract("INB-10")
+async def test_a_claim_made_with_a_receipt_is_not_taken_by_a_look_of_the_same_process(
+    tmp_path: Path,
+) -> None:
+    """The receipt's answer is on its way to its driver, and a look for work comes in between."""
+    store = await SqliteStore.open(tmp_path / "room.db")
+    await store.write(create_session, SESSION, core_id=CoreId("crash"), owner="operator")
+    message = Message(MessageId("msg_1"), (Text("hello"),), Source())
+    header = _echo_core().header(_echo_core().models[0])
+    offer = Offer(store.node, ClaimToken("made with the receipt"), 3, header)
+    _, drive = await store.write(
+        queue_and_claim, SESSION, message, "followup", pending_max=10, run=None, offer=offer
+    )
+    assert drive is not None
+
+    async def look(*abandoned: ClaimToken) -> Drive | None:
+        token = ClaimToken("a look")
+        return await store.write(
+            claim_drive, SESSION, store.node, token, attempts_max=3, abandoned=abandoned
+        )
+
+    assert await look(ClaimToken("another")) is None
+    assert read(str(tmp_path / "room.db")).ends == []
+    # Known to be driven by nobody it is to be had, and what it began is interrupted.
+    assert await look(offer.token) is not None
+    assert read(str(tmp_path / "room.db")).ends == ["interrupted"]
+    await store.aclose()
+
+
+@pytest.mark.contract("INB-16")
+async def test_an_idle_from_before_is_not_taken_for_the_one_that_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    """Where commits are told of by the database, an old one may come after a newer was read."""
+    store = await SqliteStore.open(tmp_path / "room.db")
+    late = _Late(store)
+    async with open_room(
+        one_core(_echo_core()), store=late, artifacts=LocalArtifacts(tmp_path), drive=False
+    ) as room:
+        agent = await room.session(SESSION, core_id=CoreId("crash"))
+        await agent.followup("hello")
+        old = Event(SESSION, 1, "agent/idle", 0, '{"pendingChildren":[]}')
+        new = Event(SESSION, 9, "agent/idle", 0, '{"pendingChildren":[]}')
+        waiting = asyncio.ensure_future(agent.when_idle())
+        await bounded(late.was_read.wait())
+        late.tell(old)
+        await asyncio.wait({waiting}, timeout=0.05)
+        assert not waiting.done()
+        late.tell(new)
+        await bounded(waiting)
+
+
+class _Late:
+    """A store that tells of nothing by itself; what it is told to tell comes after a read."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._listeners: list[Callable[[list[Event]], None]] = []
+        self.was_read = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def read(self, script: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = await self._store.read(script, *args, **kwargs)
+        self.was_read.set()
+        return answer
+
+    def subscribe(self, session_id: Any, listener: Any) -> Any:
+        if session_id is not None:
+            self._listeners.append(listener)
+        return self._store.subscribe(session_id, lambda _: None)
+
+    def tell(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener([event])
+
+
+def _echo_core() -> Core:
+    model = ScriptedModel("scripted:echo", Script(then="echo"))
+    return Core(id=CoreId("crash"), revision="1", models=(model,))
 
 
 # ---- leases ----
@@ -324,14 +410,9 @@ async def test_a_restart_with_ten_thousand_sessions_resumes_the_hundred_pending_
 ) -> None:
     database = plan().database
     pending = {f"session_pending_{number:03}" for number in range(100)}
-    core = Core(
-        id=CoreId("crash"),
-        revision="1",
-        models=(ScriptedModel("scripted:echo", Script(then="echo")),),
-    )
     store = await SqliteStore.open(database)
     async with open_room(
-        one_core(core), store=store, artifacts=LocalArtifacts(tmp_path), drive=False
+        one_core(_echo_core()), store=store, artifacts=LocalArtifacts(tmp_path), drive=False
     ) as room:
         for name in sorted(pending):
             agent = await room.session(name, core_id=CoreId("crash"))

@@ -423,6 +423,26 @@ async def test_a_close_in_any_order_with_the_driver_gives_the_drive_back_and_los
                 assert not any(attempts), scheduler.trail
 
 
+@pytest.mark.contract("CAN-08")
+async def test_a_close_between_the_end_of_one_driver_and_the_claim_for_the_next() -> None:
+    """A claim made in the moment in which the driver before it ends is given back, too."""
+    async with contextlib.aclosing(MemoryStore()) as store:
+        for scheduler in every_schedule(limit=2_000):
+            name = mint.session_id()
+            held = Held(scripted(then="echo"))
+            async with Scene(store, scheduler, held, name=name) as scene:
+                agent = scene.agent
+                await agent.followup("first")
+                await bounded(held.asked.wait())
+                held.go.set()
+                await scene.run(agent.followup("second"), closing(scene))
+            async with Scene(store, Scheduler(_first), scripted(then="echo"), name=name) as scene:
+                await idle(scene.agent)
+                log = await scene.sound()
+                assert set(outcomes(log).values()) <= {"entered"}, scheduler.trail
+                assert not any(end.reason.attempt for end in of(log, e.TurnEnd)), scheduler.trail
+
+
 async def closing(scene: Scene) -> None:
     await scene.scheduler.gate("close")
     await scene.room.aclose(drain_ms=0)

@@ -44,13 +44,37 @@ def check_sqlite(path: Path | str) -> list[Finding]:
     It reads every page: seconds for a large file. Others may go on using it meanwhile.
     """
     path = Path(path)
+    for _ in range(5):
+        before = _signature(path)
+        found, whole = _look(path)
+        if before == _signature(path):
+            return found if not whole else [*found, *_integrity(path)]
+    # Others write all the time, so there is no moment to compare the two files in. What SQLite
+    # shows is one moment's: its own check still tells.
+    return _integrity(path)
+
+
+def _look(path: Path) -> tuple[list[Finding], bool]:
+    """What the files' own bytes tell, and whether the file is whole enough for SQLite's check."""
     shape = _shape(path)
     if isinstance(shape, Finding):
-        return [shape]
-    log = _read_log(path)
-    found = log.findings()
-    torn = _torn(path, shape, log)
-    return [*found, *([torn] if torn is not None else _integrity(path))]
+        return [shape], False
+    log = _walk(_log_of(path))
+    cut = _torn(shape, log)
+    return [*log.findings(), *([cut] if cut is not None else [])], cut is None
+
+
+def _signature(path: Path) -> list[object]:
+    """Differs if one of the files was written to in between."""
+    out: list[object] = []
+    for file in (path, _log_of(path)):
+        try:
+            stat = file.stat()
+            with file.open("rb") as opened:
+                out += [stat.st_size, stat.st_mtime_ns, opened.read(100)]
+        except OSError:
+            out.append(None)
+    return out
 
 
 def torn(path: Path) -> Finding | None:
@@ -64,7 +88,7 @@ def torn(path: Path) -> Finding | None:
     found: Finding | None = None
     for _ in range(3):  # another process may be writing: what is wrong stays wrong
         shape = _shape(path)
-        found = shape if isinstance(shape, Finding) else _torn(path, shape, _Log())
+        found = shape if isinstance(shape, Finding) else _torn(shape, _Log())
         if found is None or _size_of(_log_of(path)) > _WAL_HEADER:
             return shape if isinstance(shape, Finding) else None
     return found
@@ -124,7 +148,7 @@ def _shape(path: Path) -> _Shape | Finding:
     return _Shape(page_bytes, struct.unpack(">I", header[28:32])[0] if known else 0, size)
 
 
-def _torn(path: Path, shape: _Shape, log: _Log) -> Finding | None:
+def _torn(shape: _Shape, log: _Log) -> Finding | None:
     """The first page that is neither wholly in the file nor in the log."""
     whole, rest = divmod(shape.size, shape.page_bytes)
     pages = log.database_pages or shape.pages or whole + bool(rest)
@@ -247,17 +271,6 @@ def _size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _read_log(path: Path) -> _Log:
-    """Reads the log until two readings agree: another process may be writing to it."""
-    before = _walk(_log_of(path))
-    for _ in range(4):
-        now = _walk(_log_of(path))
-        if not now.lost or (now.bad, now.lost) == (before.bad, before.lost):
-            return now
-        before = now
-    return before
 
 
 def _walk(path: Path) -> _Log:
