@@ -61,6 +61,11 @@ class Actor:
     async def do_queue(self, session: str, text: str, name: str | None = None) -> Any:
         return await Hand(self._store, SessionId(session)).queue(text, name=name)
 
+    async def do_queue_many(self, session: str, count: int) -> Any:
+        """One after the other, as fast as they are committed; the last receipt."""
+        hand = Hand(self._store, SessionId(session))
+        return [await hand.queue(f"theirs {n}") for n in range(count)][-1]
+
     async def do_claim(self, session: str) -> Any:
         """Claims under the identity that this process had when it started."""
         drive = await Hand(self._store, SessionId(session)).claim(self._first_node)

@@ -64,6 +64,22 @@ async def test_another_process_is_heard_in_bounded_time(engine: Engine) -> None:
     assert heard.seqs == list(range(2, heard.seqs[-1] + 1))
 
 
+async def test_two_processes_at_full_speed_hear_everything_of_each_other(engine: Engine) -> None:
+    """Also what was committed in the moment between our own COMMIT and our next look."""
+    store = await engine.open()
+    hand, other = await Hand(store).create(), await Hand(store, OTHER).create()
+    heard = Heard(store, None)
+    async with actor(engine) as process:
+        theirs = asyncio.ensure_future(process.ask("queue_many", OTHER, 400, seconds=30))
+        while not theirs.done():
+            await hand.queue("mine")
+        last = (await theirs)["seq"]
+    await heard.until(lambda events: (OTHER, last) in {(e.session_id, e.seq) for e in events})
+    log = [e.seq for e in heard.events if e.session_id == OTHER and e.seq > 1]
+    assert log == list(range(2, last + 1))
+    assert len(await other.pending()) == 400
+
+
 async def test_what_is_heard_is_what_the_log_says(engine: Engine) -> None:
     first, second = await engine.open(), await engine.open()
     hand = await Hand(first).create()

@@ -667,6 +667,11 @@ class SqliteStore:
             self._call(self._deliver, [lost.job], (), (), False)
             for job in rest:
                 self._run_alone(job)
+        except apsw.Error as error:  # not of a script, nor of the COMMIT: the file cannot be read
+            self._rollback()
+            for job in jobs:
+                job.error = job.error or _translate(error, self.path)
+            self._call(self._deliver, jobs, (), (), False)
         return go_on
 
     def _run_alone(self, job: _Job) -> None:
