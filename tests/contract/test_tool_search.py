@@ -192,7 +192,7 @@ async def test_an_expression_that_never_ends_is_stopped_and_the_loop_goes_on_mea
         "[stopped after 0.2 s, so there may be more: narrow the search]",
     ]
     assert time.monotonic() - started < 10
-    assert ticks > 50
+    assert ticks > 10
 
 
 async def test_a_cancelled_search_leaves_no_process(

@@ -244,7 +244,11 @@ def test_a_time_out_is_told_in_json_too(house: House) -> None:
 
 @pytest.mark.contract("CLI-02")
 def test_an_interrupt_while_the_prompt_is_read_ends_with_130(house: House) -> None:
-    with ended(house.start(*ECHO, "-", stdin=subprocess.PIPE)) as process:
+    def heed() -> None:
+        # A shell that runs the tests in the background has them ignore the interrupt.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with ended(house.start(*ECHO, "-", stdin=subprocess.PIPE, preexec_fn=heed)) as process:
         assert process.stdin is not None
         # The command reads when it has taken more than fits in the pipe.
         process.stdin.write(b"x" * 200_000)

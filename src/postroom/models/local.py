@@ -1,9 +1,8 @@
 """Models on this machine, in this process: llama.cpp through xllamacpp (the extra ``local``).
 
 The library runs its work in threads of its own and gives Python's lock back while it does, so the
-event loop goes on while a model thinks. The exceptions are short: when weights are loaded, at the
-first request, and freed, everything in this process stands still (about a second for half a
-gigabyte).
+event loop goes on while a model thinks. There is one exception: while weights are loaded, at the
+first request, everything in this process stands still (about a second for half a gigabyte).
 
 One *engine* holds weights in memory for all models of this process that name them. It answers one
 request at a time, in the order they came; a second at the same time would only make both slower.
@@ -268,6 +267,8 @@ class Server(Protocol):
 
     def handle_chat_completions(self, body: str, callback: Callable[[str], bool]) -> object: ...
 
+    def handle_completions(self, body: str, callback: Callable[[str], bool]) -> object: ...
+
 
 class Engine:
     """Weights in memory, and the one thread that hands them requests.
@@ -283,6 +284,7 @@ class Engine:
         self._window = window
         self._users = 0
         self._server: Server | None = None
+        self._interrupted = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="postroom-local")
         self.moved = time.monotonic()
 
@@ -315,7 +317,8 @@ class Engine:
         def take(data: str) -> bool:
             self.moved = time.monotonic()
             job.put(data)
-            return job.cancelled
+            self._interrupted = job.cancelled
+            return self._interrupted
 
         self.moved = time.monotonic()
         try:
@@ -333,7 +336,14 @@ class Engine:
         return self._server
 
     def _free(self) -> None:
+        # The library holds Python's lock while it frees, and first ends the batch it is at. Where
+        # a request was broken off, one more token is asked for: that waits without the lock.
+        if self._server is not None and self._interrupted:
+            self._server.handle_completions(_ONE_TOKEN, lambda _: True)
         self._server = None
+
+
+_ONE_TOKEN = '{"prompt": ".", "max_tokens": 1}'
 
 
 def _load(path: Path, window: int) -> Server:
