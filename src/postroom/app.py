@@ -160,6 +160,9 @@ class _Drives:
             return None  # the driver says what is wrong with it
         return self._room.supervisor.offer(self._session_id, core)
 
+    def settled(self, token: ClaimToken) -> None:
+        self._room.supervisor.settled(token)
+
     def take(self, token: ClaimToken, drive: Drive | None) -> None:
         self._room.supervisor.drive(self._session_id, drive, token=token)
 

@@ -266,10 +266,10 @@ class SqliteEngine(Engine):
 
     def fill(self, tx: Tx) -> None:
         pages = tx.execute("PRAGMA page_count")[0][0]
-        tx.execute(f"PRAGMA max_page_count = {pages + 2}")
+        tx.execute(f"PRAGMA max_page_count = {pages + 8}")
         try:
             for _ in range(100):
-                tx.execute("INSERT INTO meta SELECT hex(randomblob(8)), hex(randomblob(8000))")
+                tx.execute("INSERT INTO meta VALUES (hex(randomblob(8)), hex(randomblob(3000)))")
         finally:
             tx.execute("PRAGMA max_page_count = 1073741823")
 

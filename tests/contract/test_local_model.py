@@ -669,7 +669,7 @@ def test_roles_take_turns_and_every_text_can_be_sent() -> None:
     sent = body(request([user("one"), user("two \ud800"), assistant(Text("three"))]))
     assert [m["role"] for m in sent["messages"]] == ["system", "user", "assistant"]
     assert sent["messages"][1]["content"] == "one\n\ntwo \ufffd"
-    assert [m["role"] for m in body(request("x", system=""))["messages"]] == ["user"]
+    assert [m["role"] for m in body(request("x", system=""))["messages"]] == ["system", "user"]
 
 
 def test_parameters_are_sent_and_a_reply_always_has_a_bound() -> None:
@@ -794,11 +794,18 @@ async def test_an_engine_that_gets_nowhere_is_given_up_on(scripted: Make) -> Non
 
 
 async def test_a_code_block_that_is_no_call_is_text(scripted: Make) -> None:
-    model, _ = scripted(says(chunk("```py"), chunk("thon\n1\n```"), chunk(finish="stop")))
+    said = [chunk("``"), chunk("`"), chunk("py"), chunk("thon\n1\n```"), chunk(finish="stop")]
+    model, _ = scripted(says(*said))
     reply, deltas = await ask(model, request("Read a.py", tools=TOOLS))
     assert reply.content == (Text("```python\n1\n```"),)
-    assert deltas == [TextDelta("```python\n1\n```")]
+    assert deltas == [TextDelta("```py"), TextDelta("thon\n1\n```")]
     assert reply.finish == "stop"
+
+
+async def test_what_might_have_become_a_call_is_not_lost(scripted: Make) -> None:
+    model, _ = scripted(says(chunk("```json\n"), chunk(finish="length")))
+    reply, deltas = await ask(model, request("Read a.py", tools=TOOLS))
+    assert (reply.content, deltas) == ((Text("```json\n"),), [TextDelta("```json\n")])
 
 
 async def test_a_call_of_a_tool_that_is_not_offered_is_text(scripted: Make) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import psycopg
 import pytest
+import pytest_asyncio
 
 from postroom.domain.ids import NodeId, SessionId
 from postroom.domain.work import Fence
@@ -23,7 +26,9 @@ from postroom.errors import (
     StoreReadOnly,
 )
 from postroom.ports.store import Store, Tx
+from postroom.scripts.inbox import queue_message
 from postroom.scripts.log import session_info
+from postroom.scripts.session import lock_session
 from postroom.stores import postgres_link, postgres_watch
 from postroom.stores.postgres import PostgresStore
 from postroom.stores.postgres_lease import lock_key
@@ -37,6 +42,7 @@ from tests.contract.store_world import (
     Hand,
     Heard,
     PostgresEngine,
+    message,
     until,
 )
 from tests.support import bounded
@@ -45,9 +51,13 @@ OTHER = SessionId("session_other")
 SECRET = "s3cr%t-w*rd/"
 
 
-@pytest.fixture
-def engine(postgres_engine: PostgresEngine) -> PostgresEngine:
-    return postgres_engine
+@pytest_asyncio.fixture
+async def engine(shared_database: str) -> AsyncGenerator[PostgresEngine]:
+    """An empty database. What changes the database itself takes `postgres_engine`, one of its own."""
+    made = PostgresEngine(shared_database)
+    made.empty()
+    yield made
+    await made.close()
 
 
 def _waiting_for_a_lock(engine: Engine) -> int:
@@ -153,9 +163,11 @@ async def _remove(store: Store, name: str) -> bool:
 
 
 @pytest.mark.contract("STO-09", "STO-01")
-async def test_claims_and_messages_never_deadlock_and_never_park(engine: PostgresEngine) -> None:
+async def test_claims_and_messages_never_deadlock_and_never_park(
+    postgres_engine: PostgresEngine,
+) -> None:
     """PROTOCOL rule 2: two hundred rounds of claim, queue and finish against each other."""
-    stores = [await engine.open() for _ in range(3)]
+    stores = [await postgres_engine.open() for _ in range(3)]
     drivers, producer = [Hand(store) for store in stores[:2]], await Hand(stores[2]).create()
     claims = 0
     for n in range(200):
@@ -169,7 +181,7 @@ async def test_claims_and_messages_never_deadlock_and_never_park(engine: Postgre
                 await bounded(_drive(driver, drive.fence, producer.queue(f"{n} meanwhile")))
                 await _never_parked(producer)
     assert claims >= 100
-    assert engine.rows(
+    assert postgres_engine.rows(
         "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     ) == [(0,)]
     log = await producer.log()
@@ -193,15 +205,23 @@ async def _drive(driver: Hand, fence: Fence, meanwhile: Coroutine[Any, Any, Any]
 @pytest.mark.contract("STO-02")
 async def test_a_transaction_left_open_is_ended_by_the_server(engine: PostgresEngine) -> None:
     """C-133: a process that stands still in the middle of a script holds up nobody for long."""
-    gate = Gate()
-    stuck = await Hand(await engine.open(lease_ms=1_500, on_commit=gate)).create()
-    other = Hand(await engine.open())
-    gate.hold()
-    waiting = asyncio.ensure_future(stuck.queue("stuck"))
-    await gate.reached()
-    await bounded(other.queue("goes on"), 8)
-    assert await other.pending() == ["goes on"]
-    gate.open()
+    store = await engine.open(lease_ms=1_500)
+    stuck, other = await Hand(store).create(), Hand(await engine.open())
+    held, go_on = threading.Event(), threading.Event()
+
+    def script(tx: Tx, session_id: SessionId) -> None:
+        lock_session(tx, session_id)
+        held.set()
+        assert go_on.wait(20)
+        queue_message(tx, session_id, message("stuck", "stuck"), "followup", pending_max=9)
+
+    waiting = asyncio.ensure_future(store.write(script, SESSION))
+    assert await asyncio.to_thread(held.wait, 15)
+    try:
+        await bounded(other.queue("goes on"), 8)
+        assert await stuck.pending() == ["goes on"]
+    finally:
+        go_on.set()
     await bounded(waiting)
     assert await other.pending() == ["goes on", "stuck"], "and it is made good, once"
 
@@ -430,7 +450,12 @@ async def test_after_everybody_s_connections_broke_nobody_is_given_up_for_dead(
         await asyncio.to_thread(_terminate, engine)
         await until(lambda: _locked_nodes(engine) >= {lock_key(node) for node in nodes})
     assert [store.node for store in stores] == nodes
-    assert engine.rows("SELECT count(*) FROM node WHERE expires_at = 0") == [(0,)]
+    assert _living(engine) == set(nodes)
+
+
+def _living(engine: Engine) -> set[str]:
+    """The nodes that were not given up."""
+    return {row[0] for row in engine.rows("SELECT id FROM node WHERE expires_at > 0")}
 
 
 def _locked_nodes(engine: Engine) -> set[int]:
@@ -440,6 +465,23 @@ def _locked_nodes(engine: Engine) -> set[int]:
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
     return {row[0] for row in rows}
+
+
+async def test_who_comes_back_late_from_a_common_break_is_not_given_up_for_dead(
+    engine: PostgresEngine,
+) -> None:
+    """It may only be slower: its lease decides, not the lock that broke with everybody's."""
+    with Proxy(engine.address) as proxy:
+        slow, quick = await _through(proxy, engine), await engine.open()
+        nodes = slow.node, quick.node
+        proxy.refuse = True
+        await asyncio.to_thread(_terminate, engine)
+        await until(lambda: lock_key(nodes[1]) in _locked_nodes(engine))
+        await asyncio.sleep(0.7)  # longer than from one look for the dead to the next
+        proxy.refuse = False
+        await until(lambda: lock_key(nodes[0]) in _locked_nodes(engine))
+        assert (slow.node, quick.node) == nodes
+        assert _living(engine) == set(nodes)
 
 
 async def test_a_database_away_for_longer_than_the_lease_costs_the_lease(
@@ -597,11 +639,13 @@ async def test_a_refused_login_is_told_without_the_password(engine: PostgresEngi
         assert refused.value.hint
 
 
-async def test_a_role_that_forgets_commits_is_made_to_keep_them(engine: PostgresEngine) -> None:
+async def test_a_role_that_forgets_commits_is_made_to_keep_them(
+    postgres_engine: PostgresEngine,
+) -> None:
     """A receipt means that it is on disk, whatever the database's default is."""
-    name = engine.rows("SELECT current_database()")[0][0]
-    engine.rows(f"ALTER DATABASE {name} SET synchronous_commit = off")
-    store = await engine.open()
+    name = postgres_engine.rows("SELECT current_database()")[0][0]
+    postgres_engine.rows(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    store = await postgres_engine.open()
     ask: Callable[[Tx], str] = lambda tx: tx.execute("SHOW synchronous_commit")[0][0]  # noqa: E731
     assert await store.write(ask) == "on"
 
@@ -609,13 +653,14 @@ async def test_a_role_that_forgets_commits_is_made_to_keep_them(engine: Postgres
 async def test_a_database_that_cannot_hold_every_text_is_refused(
     engine: PostgresEngine,
 ) -> None:
-    engine.rows("CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
+    latin = f"postroom_test_latin_{os.getpid()}"
+    engine.rows(f"CREATE DATABASE {latin} TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
     try:
-        url = _beside(engine.address, "latin")
+        url = _beside(engine.address, latin)
         with pytest.raises(ConfigError, match="LATIN1"):
             await bounded(PostgresStore.open(url))
     finally:
-        engine.rows("DROP DATABASE latin WITH (FORCE)")
+        engine.rows(f"DROP DATABASE {latin} WITH (FORCE)")
 
 
 def _beside(url: str, database: str) -> str:
@@ -623,21 +668,21 @@ def _beside(url: str, database: str) -> str:
     return head.rpartition("/")[0] + "/" + database + ("?" + query if query else "")
 
 
-async def test_a_schema_of_its_own_is_enough(engine: PostgresEngine) -> None:
-    engine.rows("CREATE TABLE public.notes (text TEXT)")
-    engine.rows("CREATE SCHEMA room")
-    name = engine.rows("SELECT current_database()")[0][0]
-    engine.rows(f"ALTER DATABASE {name} SET search_path = room")
-    hand = await Hand(await engine.open()).create()
+async def test_a_schema_of_its_own_is_enough(postgres_engine: PostgresEngine) -> None:
+    postgres_engine.rows("CREATE TABLE public.notes (text TEXT)")
+    postgres_engine.rows("CREATE SCHEMA room")
+    name = postgres_engine.rows("SELECT current_database()")[0][0]
+    postgres_engine.rows(f"ALTER DATABASE {name} SET search_path = room")
+    hand = await Hand(await postgres_engine.open()).create()
     await hand.queue("here")
-    assert engine.rows("SELECT count(*) FROM room.inbox") == [(1,)]
+    assert postgres_engine.rows("SELECT count(*) FROM room.inbox") == [(1,)]
 
 
-async def test_a_database_that_may_not_be_written_says_so(engine: PostgresEngine) -> None:
-    name = engine.rows("SELECT current_database()")[0][0]
-    engine.rows(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+async def test_a_database_that_may_not_be_written_says_so(postgres_engine: PostgresEngine) -> None:
+    name = postgres_engine.rows("SELECT current_database()")[0][0]
+    postgres_engine.rows(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     with pytest.raises(StoreReadOnly):
-        await engine.open()
+        await postgres_engine.open()
 
 
 async def test_two_that_upgrade_at_once_wait_for_each_other(engine: PostgresEngine) -> None:

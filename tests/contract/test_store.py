@@ -7,7 +7,10 @@ What is told to callers when something fails, leases, watching and size have fil
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from pathlib import Path
 
+import apsw
 import pytest
 
 from postroom import mint
@@ -24,6 +27,7 @@ from postroom.errors import (
     SchemaMismatch,
     SessionExists,
     StaleClaim,
+    StoreLocked,
     UnknownSession,
 )
 from postroom.scripts.drive import (
@@ -64,6 +68,7 @@ from postroom.scripts.log import (
     set_title,
 )
 from postroom.scripts.session import create_session
+from postroom.stores.sqlite import SqliteStore
 from tests.contract.store_world import (
     CORE,
     HEADER,
@@ -104,6 +109,34 @@ async def test_many_may_open_a_new_database_at_once(engine: Engine) -> None:
     assert len({store.node for store in stores}) == 4
     await Hand(stores[0]).create()
     assert [len(await Hand(store).log()) for store in stores] == [1, 1, 1, 1]
+
+
+async def test_another_may_make_the_tables_while_the_file_is_looked_at(tmp_path: Path) -> None:
+    """A new file is one snapshot: its mark and its tables are read together."""
+    path = tmp_path / "new.db"
+    tried: list[bool] = []
+
+    async def open_another() -> None:
+        with contextlib.suppress(StoreLocked):
+            await (await SqliteStore.open(path, lock_wait_ms=200)).aclose()
+
+    def hook(connection: apsw.Connection) -> None:
+        apsw.connection_hooks.remove(hook)
+
+        def look(_: apsw.Cursor, statement: str, __: object) -> bool:
+            if "user_version" in statement:
+                connection.exec_trace = None
+                asyncio.run(open_another())
+                tried.append(True)
+            return True
+
+        connection.exec_trace = look
+
+    apsw.connection_hooks.append(hook)
+    store = await SqliteStore.open(path)
+    assert tried
+    await Hand(store).create()
+    await store.aclose()
 
 
 async def test_a_database_of_a_newer_postroom_is_refused_and_left_alone(engine: Engine) -> None:

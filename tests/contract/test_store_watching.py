@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -65,19 +66,34 @@ async def test_another_process_is_heard_in_bounded_time(engine: Engine) -> None:
 
 
 async def test_two_processes_at_full_speed_hear_everything_of_each_other(engine: Engine) -> None:
-    """Also what was committed in the moment between our own COMMIT and our next look."""
+    """Also what was committed in the moment between our own COMMIT and our next look.
+
+    A thread that computes makes that moment long: the writer waits for the interpreter's lock.
+    """
     store = await engine.open()
     hand, other = await Hand(store).create(), await Hand(store, OTHER).create()
     heard = Heard(store, None)
+    over = threading.Event()
+    computing = threading.Thread(target=_compute, args=(over,))
     async with actor(engine) as process:
-        theirs = asyncio.ensure_future(process.ask("queue_many", OTHER, 400, seconds=30))
-        while not theirs.done():
-            await hand.queue("mine")
+        theirs = asyncio.ensure_future(process.ask("queue_many", OTHER, 400, seconds=60))
+        computing.start()
+        try:
+            while not theirs.done():
+                await hand.queue("mine")
+        finally:
+            over.set()
+            computing.join()
         last = (await theirs)["seq"]
     await heard.until(lambda events: (OTHER, last) in {(e.session_id, e.seq) for e in events})
     log = [e.seq for e in heard.events if e.session_id == OTHER and e.seq > 1]
     assert log == list(range(2, last + 1))
     assert len(await other.pending()) == 400
+
+
+def _compute(over: threading.Event) -> None:
+    while not over.is_set():
+        sum(range(1000))
 
 
 async def test_what_is_heard_is_what_the_log_says(engine: Engine) -> None:

@@ -157,6 +157,12 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10) -
     await bounded(look(), seconds)
 
 
+async def moved() -> None:
+    """Lets everything that only the event loop has to move go as far as it gets."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 async def waits(agent: Agent, count: int) -> None:
     """Returns once so many messages are pending."""
 

@@ -673,6 +673,7 @@ async def test_a_fork_does_not_inherit_what_is_pending(database: str) -> None:
         forked = await room.session(fork)
         assert await forked.inbox() == []
         assert await forked.status() == "idle"
+        assert not any(kind.startswith("inbox/") for kind in types(await log_of(room, fork)))
         await forked.followup("in the fork")
         in_fork = await bounded(model.asked())
         assert in_fork.texts == ["user: first", "assistant: one", "user: in the fork"]

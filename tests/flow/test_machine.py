@@ -356,7 +356,7 @@ class JudgedLife(Life):
 
 
 SETTINGS = settings(
-    max_examples=50,
+    max_examples=40,
     stateful_step_count=40,
     derandomize=True,
     database=None,

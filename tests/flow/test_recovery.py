@@ -352,6 +352,31 @@ async def test_interrupted_too_often_the_work_is_given_up_and_the_queue_goes_on(
         assert set(outcomes(log).values()) == {"entered"}
 
 
+async def test_a_driver_that_gives_up_on_the_store_is_followed_by_another(database: str) -> None:
+    """The session is not stuck with it: a new claim closes the turn and goes on."""
+    clock, model = ManualClock(), PuppetModel()
+    faults: list[FaultyStore] = []
+
+    def wrap(store: Store) -> Store:
+        faults.append(FaultyStore(store))
+        return faults[0]
+
+    async with opened(database, model, clock=clock, wrap=wrap) as room:
+        agent = await room.session(SESSION)
+        await agent.followup("hello")
+        asked = await bounded(model.asked())
+        faults[0].refuse("finish_turn", times=5)
+        asked.say("never written")
+        for _ in range(4):
+            clock.advance(await bounded(clock.sleeping()))
+        (await bounded(model.asked())).say("written")
+        await idle(agent)
+        log = await log_of(room)
+        assert audit(log) == []
+        assert said(log) == ["written"]
+        assert ends(log) == ["interrupted", "completed"]
+
+
 async def test_a_room_that_only_watches_takes_nothing_over(database: str) -> None:
     model = PuppetModel()
     async with opened(database, model) as room:

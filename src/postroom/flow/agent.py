@@ -44,6 +44,10 @@ class Drives(Protocol):
         """A claim to make in the receipt's transaction; None if this process claims nothing."""
         ...
 
+    def settled(self, token: ClaimToken) -> None:
+        """The transaction that might have claimed by this offer is over; `take` may follow."""
+        ...
+
     def take(self, token: ClaimToken, drive: Drive | None) -> None:
         """Goes on with the claim that was made; None: it is unknown whether it was."""
         ...
@@ -133,6 +137,8 @@ class Agent:
             # It may be committed all the same, and then the claim is ours to see to.
             self._drives.take(offer.token, None)
             raise
+        finally:
+            self._drives.settled(offer.token)
         if drive is not None:
             self._drives.take(offer.token, drive)
         return receipt

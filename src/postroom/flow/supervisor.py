@@ -8,6 +8,7 @@ driver that failed had claimed is remembered as abandoned, and its successor tak
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -47,6 +48,8 @@ class Supervisor:
         self._delayed: set[asyncio.TimerHandle] = set()
         self._cancels: dict[SessionId, int] = {}
         self._stragglers: set[asyncio.Task[None]] = set()
+        self._offers: set[ClaimToken] = set()
+        self._offers_settled = asyncio.Event()
         self._subscriptions = [
             self._store.subscribe(None, self._on_events),
             self._store.on_work(self._on_work),
@@ -100,12 +103,20 @@ class Supervisor:
         """A claim for the transaction that queues a message; None while nothing is claimed."""
         if not self._claiming or core.policy is not None or self._only not in (None, session_id):
             return None
+        token = mint.claim_token()
+        self._offers.add(token)
         return Offer(
             self._store.node,
-            mint.claim_token(),
+            token,
             self._parts.limits.recovery_attempts_max,
             core.header(core.models[0]),
         )
+
+    def settled(self, token: ClaimToken) -> None:
+        """An offer's transaction is over: a claim made in it is handed in at once, or never."""
+        self._offers.discard(token)
+        if not self._offers:
+            self._offers_settled.set()
 
     def stop_claiming(self) -> None:
         """From now on nothing new is claimed; what runs goes on."""
@@ -142,6 +153,11 @@ class Supervisor:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait({self._looking})
+        grace_s = self._parts.limits.tool_grace_ms / 1000
+        if self._offers:  # what is claimed by one of them must be given back, too
+            self._offers_settled.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._offers_settled.wait(), grace_s)
         self.finish_turns()
         await self.wait_drivers(budget_ms / 1000)
         while self._drivers:  # one that has ended may leave a claim to the next
@@ -151,8 +167,7 @@ class Supervisor:
             await asyncio.wait(tasks)
             await asyncio.sleep(0)
         if self._stragglers:
-            grace_ms = self._parts.limits.tool_grace_ms
-            await asyncio.wait(self._stragglers, timeout=grace_ms / 1000)
+            await asyncio.wait(self._stragglers, timeout=grace_s)
 
     # ---- hearing of work ----
 

@@ -5,8 +5,8 @@ import and milliseconds a request, so that nothing of them is imported before th
 then on a thread, and long histories are turned into a body on that thread too. One thread for
 all models: a second one would only take the interpreter from the event loop more often.
 
-``anthropic`` and ``google`` are tested over HTTP. ``bedrock`` is offered untested: it is built of
-the same parts, and what it makes of a request is tested, but no answer of a real server is.
+``anthropic``, ``google`` and ``bedrock`` pass the contract of a model over HTTP, against servers
+of our own. Untested is how Bedrock's credentials are found, and its bearer tokens: they need TLS.
 Providers that speak Chat Completions are in `catalog.PROVIDERS`; they need no library.
 """
 

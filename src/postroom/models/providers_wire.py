@@ -64,7 +64,6 @@ class Exchange:
     record: Record | None = None
     rehearsal: bytes | None = None
     sent: bool = False
-    refused: bool = False
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     finished: Callable[[], bool] = lambda: False
@@ -81,7 +80,6 @@ class Exchange:
             self.record = record
             raise Recorded
         if self.sent:
-            self.refused = True
             raise SecondRequest("one request is one attempt")
         self.sent = True
 

@@ -8,8 +8,8 @@ plain answers suffer. So:
   or of the first words said of it, or it names a file, a URL or something `in backticks`, or the
   turn before used tools. Any other question is asked as it is, which is also much faster.
 - Where tools are offered a grammar leaves the model two ways to begin: a code block with one
-  call, of a tool there is and with the arguments its schema demands; or text. Nothing else can
-  be said, and text can be shown as it comes.
+  call, of a tool there is and with the arguments its schema demands; or text, which may well begin
+  with code. Nothing else can be said, and text can be shown as it comes.
 - Only arguments that are required are offered (where none is, all are): optional ones get
   nonsense.
 - After a result the model is asked to say in words what it says. It may call another tool, each
@@ -47,6 +47,9 @@ RESULT_CHARS = 4000
 CALLS_MAX = 3
 # After a result, how much less likely a code block is than the model thinks.
 CALL_AGAIN_BIAS = -4
+
+# Without it a question is too often answered with the same question.
+ANSWER = "Answer the question; do not repeat it."
 
 _FENCE = "```"
 _OPEN = '```json\n{"name": "'
@@ -179,7 +182,7 @@ def _first(tool: ToolSpec) -> str:
 def _messages(request: ModelRequest) -> list[dict[str, str]]:
     """Roles take turns: some models' templates demand it."""
     turns: list[tuple[str, str]] = []
-    system = "\n\n".join(filter(None, (request.system, _catalogue(_listed(request)))))
+    system = "\n\n".join(filter(None, (request.system, ANSWER, _catalogue(_listed(request)))))
     if system:
         turns.append(("system", system))
     names: dict[str, str] = {}
@@ -291,7 +294,8 @@ def _grammar(tools: Sequence[ToolSpec]) -> str:
     rules = [
         "%llguidance {}",
         "start: TEXT" if not tools else "start: call | TEXT",
-        r"TEXT: /[^{`\s](.|\n)*/",
+        # Text may begin with code, but not with the block of a call.
+        r"TEXT: /([^{`\s]|`[^`]|```[^j\s])(.|\n)*/",
     ]
     if tools:
         ways = " | ".join(f"call{at}" for at in range(len(tools)))
@@ -361,9 +365,10 @@ class Answer:
         return [ReasoningDelta(text)]
 
     def say(self, text: str) -> list[Delta]:
+        held = self._text if self._holds_back else ""
         self._text += text
         if not self._holds_back:
-            return [TextDelta(text)]
+            return [TextDelta(held + text)]
         if not self._told and (name := self._name) is not None:
             self._told = True
             return [CallDelta(name)]
@@ -387,7 +392,10 @@ class Answer:
 
     @property
     def _holds_back(self) -> bool:
-        return bool(self._names) and self._text.startswith("`")
+        """Whether it may be, or is, a call."""
+        if not self._names:
+            return False
+        return self._text.startswith(_OPEN) or _OPEN.startswith(self._text)
 
     @property
     def _name(self) -> str | None:

@@ -813,9 +813,12 @@ def _check_ours(connection: apsw.Connection, path: Path) -> int:
     Raises:
         SchemaMismatch: it is another program's, or a newer Postroom's.
     """
-    application = _run(connection, "PRAGMA application_id")[0][0]
-    version = _run(connection, "PRAGMA user_version")[0][0]
-    tables = _run(connection, "SELECT count(*) FROM sqlite_schema")[0][0]
+    # One statement, one snapshot: another process may be making the tables meanwhile.
+    [(application, version, tables)] = _run(
+        connection,
+        "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)"
+        " FROM pragma_application_id, pragma_user_version",
+    )
     if application not in (0, APPLICATION_ID) or (application == 0 and tables > 0):
         raise SchemaMismatch(
             f"{path} is another program's database", hint="choose another file with --db"

@@ -180,7 +180,7 @@ class ScheduledStore(StoreWrapper):
         name = name_of(script)
         await self._scheduler.gate(name)
         with self._scheduler.working():
-            answer = await self.inner.write(script, *args, **kwargs)
+            answer = await super().write(script, *args, **kwargs)
         if self._pauses:
             await self._scheduler.gate(f"{name} answers")
         return answer
@@ -193,7 +193,7 @@ class ScheduledStore(StoreWrapper):
         if gated:
             await self._scheduler.gate(name)
         with self._scheduler.working():
-            answer = await self.inner.read(script, *args, **kwargs)
+            answer = await super().read(script, *args, **kwargs)
         if gated and self._pauses:
             await self._scheduler.gate(f"{name} answers")
         return answer

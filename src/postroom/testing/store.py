@@ -20,11 +20,15 @@ R = TypeVar("R")
 
 
 class StoreWrapper:
-    """A `Store` over another one. ``closes`` False: closing it leaves the other one open."""
+    """A `Store` over another one.
+
+    ``closes`` False: closing it leaves the other one open. Through this one nothing more goes.
+    """
 
     def __init__(self, store: Store, *, closes: bool = True) -> None:
         self.inner = store
         self._closes = closes
+        self._closed = False
 
     @property
     def node(self) -> NodeId:
@@ -41,11 +45,13 @@ class StoreWrapper:
     async def write(
         self, script: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
+        self._check_open()
         return await self.inner.write(script, *args, **kwargs)
 
     async def read(
         self, script: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
+        self._check_open()
         return await self.inner.read(script, *args, **kwargs)
 
     def subscribe(self, session_id: SessionId | None, listener: EventListener) -> Subscription:
@@ -58,8 +64,13 @@ class StoreWrapper:
         return self.inner.on_lease_lost(listener)
 
     async def aclose(self) -> None:
+        self._closed = True
         if self._closes:
             await self.inner.aclose()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("the store is closed")
 
 
 class _Fault:
@@ -124,7 +135,7 @@ class FaultyStore(StoreWrapper):
         self.writes.append(name)
         self._under_way += 1
         try:
-            answer = await self.inner.write(script, *args, **kwargs)
+            answer = await super().write(script, *args, **kwargs)
         finally:
             self._under_way -= 1
             self._news.set()
