@@ -40,7 +40,12 @@ def _measurement(name: str) -> Callable[[Task], Awaitable[Figures]]:
 def main(argument: str) -> None:
     task = msgspec.json.decode(argument, type=Task)
     counting.install()
-    if task.profile:
+    if task.profile and task.name == "whole":
+        from bench.process import imports
+
+        print("{}")
+        print(imports(task))
+    elif task.profile:
         from bench.profiling import Profile
 
         profile = Profile()

@@ -203,6 +203,7 @@ PLAN = (
         task=Task(name="whole", seconds=5.0),
         rows=(
             _floor("the bare turn as a whole process", "floor whole", "s"),
+            _floor("its first model request", "floor first request", "s"),
             Row(
                 name="`postroom run` as a whole process",
                 key="whole",
@@ -214,6 +215,7 @@ PLAN = (
                 name="`postroom run` until its first model request arrives",
                 key="first request",
                 unit="s",
+                floor_key="floor first request",
                 target=0.4,
                 contract="CLI-07",
             ),
@@ -227,4 +229,5 @@ PROFILES = (
     ("receipts of 500 producers", Task(name="many", sessions=500, seconds=2.0, profile=True)),
     ("a turn after 10,000 messages", Task(name="history", history=10_000, profile=True)),
     ("opening after 10,000 messages", Task(name="opening", history=10_000, profile=True)),
+    ("`postroom run`", Task(name="whole", profile=True)),
 )

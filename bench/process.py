@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import subprocess
 import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.figures import Figure, Figures, Task, median
+from bench.results import table
 
 _ROOT = Path(__file__).resolve().parent.parent
 _TIMES_MIN = 5
@@ -78,8 +81,8 @@ async def whole(task: Task) -> Figures:
     server = await relay.start()
     environment = dict(os.environ, OPENAI_BASE_URL=relay.url, OPENAI_API_KEY="bench")
     arguments = ["run", "--model", "openai:mock", "--db", str(folder / "run.db"), "hello"]
-    ours = [sys.executable, "-m", "postroom.cli.main", *arguments]
-    floor = [sys.executable, "-m", "bench.floor", task.url, str(folder / "floor.db"), "hello"]
+    ours = [str(Path(sys.executable).with_name("postroom")), *arguments]
+    floor = [sys.executable, "-m", "bench.floor", relay.url, str(folder / "floor.db"), "hello"]
     counted = folder / "counted.json"
     # The first of each makes its database and compiles what is not compiled yet.
     await _run(ours, environment, "OK")
@@ -88,13 +91,17 @@ async def whole(task: Task) -> Figures:
     ends: list[float] = []
     firsts: list[float] = []
     floors: list[float] = []
+    floor_firsts: list[float] = []
     until = time.perf_counter() + task.seconds
     while len(ends) < _TIMES_MIN or time.perf_counter() < until:
         relay.arrived = 0.0
         started = time.perf_counter()
         ends.append(await _run(ours, environment, "OK"))
         firsts.append(relay.arrived - started)
+        relay.arrived = 0.0
+        started = time.perf_counter()
         floors.append(await _run(floor, environment, "OK"))
+        floor_firsts.append(relay.arrived - started)
     server.close()
     await server.wait_closed()
     commits, fsyncs, synchronous = json.loads(counted.read_text(encoding="utf-8"))
@@ -102,7 +109,34 @@ async def whole(task: Task) -> Figures:
         "whole": Figure(median(ends), commits, fsyncs, synchronous),
         "first request": Figure(median(firsts)),
         "floor whole": Figure(median(floors)),
+        "floor first request": Figure(median(floor_firsts)),
     }
+
+
+def imports(task: Task) -> str:
+    """What the command imports, by package, as a table: nearly all of its start is that."""
+    path = Path(task.folder) / "imports.db"
+    arguments = ["run", "--model", "openai:mock", "--db", str(path), "hello"]
+    command = [sys.executable, "-X", "importtime", "-c", _IMPORTS, *arguments]
+    environment = dict(os.environ, OPENAI_BASE_URL=task.url, OPENAI_API_KEY="bench")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found: dict[str, list[int]] = {}
+    for line in done.stderr.splitlines():
+        if match := _IMPORTED.match(line):
+            found.setdefault(match[2], []).append(int(match[1]))
+    largest = sorted(found.items(), key=lambda item: sum(item[1]), reverse=True)
+    rows = [[f"`{n}`", str(len(us)), f"{sum(us) / 1000:.1f} ms"] for n, us in largest[:12]]
+    total = sum(sum(us) for us in found.values()) / 1000
+    columns = ["package", "modules", "own time"]
+    return (
+        f"Its imports, one after the other and slowed by being timed, {total:.0f} ms:\n\n"
+        + table(columns, rows)
+    )
+
+
+# The client first, as the command has it imported by a thread beside.
+_IMPORTS = "import aiohttp, sys; from postroom.cli.main import main; sys.exit(main())"
+_IMPORTED = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+([^.\s]+)")
 
 
 def _counted(target: Path, arguments: list[str]) -> None:

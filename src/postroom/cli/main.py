@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import re
 import sys
+import threading
 
 import typer
 
-from postroom.cli import db, inbox, model, session
-from postroom.cli.doctor import doctor_command
-from postroom.cli.init import init_command
 from postroom.cli.run import run_command
-from postroom.cli.usage import usage_command
+from postroom.cores import load_http
 from postroom.errors import PostroomError, UsageError
+
+_OFFLINE = re.compile("(--model=|-m)?(scripted|local):")
 
 app = typer.Typer(
     name="postroom",
@@ -23,13 +25,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run_command)
-app.add_typer(session.app, name="session")
-app.add_typer(inbox.app, name="inbox")
-app.add_typer(model.app, name="model")
-app.command("usage")(usage_command)
-app.command("init")(init_command)
-app.command("doctor")(doctor_command)
-app.add_typer(db.app, name="db")
+
+
+def _add_the_others() -> None:
+    """Not for `run`, which programs start often: a tenth of a second is spent on them."""
+    from postroom.cli import db, inbox, model, session
+    from postroom.cli.doctor import doctor_command
+    from postroom.cli.init import init_command
+    from postroom.cli.usage import usage_command
+
+    app.add_typer(session.app, name="session")
+    app.add_typer(inbox.app, name="inbox")
+    app.add_typer(model.app, name="model")
+    app.command("usage")(usage_command)
+    app.command("init")(init_command)
+    app.command("doctor")(doctor_command)
+    app.add_typer(db.app, name="db")
 
 
 def _version(value: bool) -> None:
@@ -60,6 +71,13 @@ def main() -> None:
         logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s")
     else:
         logging.getLogger("postroom").addHandler(logging.NullHandler())
+    if sys.argv[1:2] == ["run"]:
+        gc.disable()  # until it has started: what is imported is never garbage
+        if not any(map(_OFFLINE.match, sys.argv)):
+            # The HTTP client takes a while to import: long enough to begin before anything else.
+            threading.Thread(target=load_http, daemon=True).start()
+    else:
+        _add_the_others()
     try:
         app(standalone_mode=True)
     except PostroomError as error:

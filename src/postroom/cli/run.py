@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
 import sys
-import threading
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,7 +153,7 @@ class _OneShot:
     async def main(self) -> int:
         from postroom import mint
         from postroom.app import open_room
-        from postroom.cores import builtin_cores, load_http
+        from postroom.cores import builtin_cores
         from postroom.domain.ids import CoreId, session_id
         from postroom.domain.message import parse_content
         from postroom.home import environment
@@ -163,11 +163,8 @@ class _OneShot:
         cores = builtin_cores(
             model=self._model, environ=environment(), turn_steps_max=self._max_steps
         )
-        core = cores(CoreId(self._core))  # a wrong model fails here, before anything is made
+        cores(CoreId(self._core))  # a wrong model fails here, before anything is made
         self._catch_signals()
-        if not core.models[0].ref.startswith(("scripted:", "local:")):
-            # The HTTP client takes a while to import: it does so while the database opens.
-            threading.Thread(target=load_http, daemon=True).start()
         async with open_room(
             cores, database=self._database, only=name, drain_ms=int(_TOOL_GRACE_S * 1000)
         ) as room:
@@ -176,6 +173,8 @@ class _OneShot:
                 print(f"session {name}", file=sys.stderr)
             room.live.watch(name, self._shown.live)
             subscription = room.store.subscribe(name, self._shown.events)
+            gc.freeze()
+            gc.enable()
             try:
                 return await self._interval(room, agent, content)
             finally:

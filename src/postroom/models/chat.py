@@ -86,7 +86,12 @@ def body_of(name: str, dialect: Dialect, accepts: frozenset[str], request: Model
         if known and known[0] == encoding:
             append(known[1])
             continue
-        if any(isinstance(block, Media) for block in message.content):
+        content = message.content
+        if len(content) == 1 and type(content[0]) is Text:
+            # Nearly all are, and the first request of a long session encodes thousands.
+            encoded = _only_text(message, content[0].text, dialect)
+            message.encoded = (encoding, encoded)
+        elif any(isinstance(block, Media) for block in content):
             encoded, following = _with_media(message, dialect, accepts, request.media)
             if following:
                 trailing.append((len(parts), following))
@@ -140,6 +145,14 @@ def _plain(message: ContextMessage, dialect: Dialect) -> bytes:
     if message.role == "tool":
         return _result(message, text_with_lines(message.content), dialect)
     return _assistant(message.content, dialect)
+
+
+def _only_text(message: ContextMessage, text: str, dialect: Dialect) -> bytes:
+    if message.role == "user":
+        return _user(_text(text))
+    if message.role == "assistant" and text and not dialect.reasoning_back:
+        return b',{"role":"assistant","content":' + _text(text) + b"}"
+    return _plain(message, dialect)
 
 
 def _user(content: bytes) -> bytes:
