@@ -75,7 +75,8 @@ def main() -> None:
         gc.disable()  # until it has started: what is imported is never garbage
         if not any(map(_OFFLINE.match, sys.argv)):
             # The HTTP client takes a while to import: long enough to begin before anything else.
-            threading.Thread(target=load_http, daemon=True).start()
+            # No daemon: an import that the interpreter's end cuts off takes the process down.
+            threading.Thread(target=load_http).start()
     else:
         _add_the_others()
     try:
