@@ -24,7 +24,7 @@ from postroom.flow.core import Core, CoreSource
 from postroom.flow.live import LiveHub
 from postroom.flow.supervisor import Supervisor
 from postroom.flow.turn import Parts
-from postroom.home import default_database, home
+from postroom.home import default_database, environment, home
 from postroom.ports.artifact import ArtifactStore
 from postroom.ports.clock import Clock, SystemClock
 from postroom.ports.store import Store
@@ -201,6 +201,19 @@ def artifacts_beside(database: str) -> Path:
     return path.with_name(path.name + "-artifacts")
 
 
+def artifacts_for(database: str) -> ArtifactStore:
+    """The artifact store that ``POSTROOM_ARTIFACTS`` names; without one, the database's own folder.
+
+    Raises:
+        ConfigError: what it names cannot be used, or a secret cannot be read.
+    """
+    from postroom.stores.artifacts import open_artifacts
+
+    environ = environment()
+    named = environ.get("POSTROOM_ARTIFACTS")
+    return open_artifacts(named or artifacts_beside(database), environ)
+
+
 @asynccontextmanager
 async def open_room(
     cores: CoreSource,
@@ -216,18 +229,17 @@ async def open_room(
 ) -> AsyncGenerator[Room]:
     """A running room; leaving the block drains and closes it.
 
-    ``store`` wins over ``database``; with neither the default database is used. ``drive`` False:
-    this process only queues and watches.
+    ``store`` wins over ``database``; with neither the default database is used. ``artifacts`` None:
+    those that the environment names, or beside the database. ``drive`` False: this process only
+    queues and watches.
     """
     clock = clock or SystemClock()
     limits = limits or Limits()
     database = database or default_database()
+    if artifacts is None:
+        artifacts = artifacts_for(database)
     if store is None:
         store = await open_store(database, clock=clock, limits=limits)
-    if artifacts is None:
-        from postroom.stores.artifacts import LocalArtifacts
-
-        artifacts = LocalArtifacts(artifacts_beside(database))
     room = Room(store, artifacts, cores, clock=clock, limits=limits, only=only, drives=drive)
     try:
         if drive:

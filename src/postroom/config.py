@@ -32,3 +32,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     recovery_attempts_max: int = 3
     drain_ms: int = 20_000
     context_cache_bytes_max: int = 64 * 1024 * 1024
+    delivery_attempts_max: int = 8
+    delivery_retry_first_ms: int = 2_000
+    delivery_retry_longest_ms: int = 900_000
+    delivery_expiry_ms: int = 86_400_000
+    reconciles_max: int = 6
+    reconcile_wait_ms: int = 60_000
+    approval_wait_ms: int = 1_800_000
+    dedupe_kept_ms: int = 14 * 86_400_000

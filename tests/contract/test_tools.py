@@ -482,20 +482,3 @@ async def test_pictures_are_shown_and_other_binaries_refused() -> None:
 async def test_an_artifact_that_is_not_there_is_told(artifact: str) -> None:
     with pytest.raises(ToolFailure, match=artifact):
         await call(artifact_tools(), "read_artifact", context(), artifact=artifact)
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_a_session_reads_only_the_artifacts_it_refers_to(is_async: bool) -> None:
-    def plain(session: SessionId, artifact: str) -> bool:
-        return session == "session_1"
-
-    async def coroutine(session: SessionId, artifact: str) -> bool:
-        return plain(session, artifact)
-
-    tools = artifact_tools(coroutine if is_async else plain)
-    mine = context()
-    artifact = await mine.artifacts.put(b"mine")
-    other = context(artifacts=mine.artifacts, session="session_2")
-    assert (await call(tools, "read_artifact", mine, artifact=artifact)).text.endswith("mine")
-    with pytest.raises(ToolFailure, match="this session has no artifact"):
-        await call(tools, "read_artifact", other, artifact=artifact)

@@ -15,12 +15,14 @@ import msgspec
 
 from postroom.domain.event import (
     AssistantReply,
+    DeliveryQueued,
     Event,
     HistoryCompacted,
+    HistoryReplaced,
     ToolResult,
     UserMessage,
 )
-from postroom.domain.ids import CallId
+from postroom.domain.ids import CallId, DeliveryId
 from postroom.domain.message import Block, Source, Text, ToolCall
 from postroom.domain.turn import UNKNOWN
 
@@ -29,7 +31,14 @@ LOST = "The beginning of this conversation is lost."
 Role: TypeAlias = Literal["user", "assistant", "tool"]
 
 HISTORY_TYPES = frozenset(
-    {UserMessage.TYPE, AssistantReply.TYPE, ToolResult.TYPE, HistoryCompacted.TYPE}
+    {
+        UserMessage.TYPE,
+        AssistantReply.TYPE,
+        ToolResult.TYPE,
+        HistoryCompacted.TYPE,
+        DeliveryQueued.TYPE,
+        HistoryReplaced.TYPE,
+    }
 )
 
 
@@ -80,7 +89,7 @@ class Context:
     in memory, several times over.
     """
 
-    __slots__ = ("_open", "bytes", "call_ids", "messages", "seq")
+    __slots__ = ("_open", "_said", "bytes", "call_ids", "messages", "seq")
 
     def __init__(self) -> None:
         self.call_ids: set[str] = set()
@@ -88,6 +97,7 @@ class Context:
         self.messages: list[ContextMessage] = []
         self.seq = 0
         self._open: dict[str, None] = {}
+        self._said: dict[DeliveryId, tuple[ContextMessage, int]] = {}
 
     def add(self, event: Event) -> None:
         """Takes the next event of the log. Events that are no history change nothing.
@@ -125,6 +135,11 @@ class Context:
                         "tool", data.content, event.seq, data.call_id, data.outcome != "ok"
                     )
                 )
+        elif isinstance(data, DeliveryQueued):
+            if data.policy == "persist":
+                self._say(data, event.seq)
+        elif isinstance(data, HistoryReplaced):
+            self._replace(data)
         elif isinstance(data, HistoryCompacted):
             self._close(event.seq)
             kept = [m for m in self.messages if not data.from_seq <= m.seq <= data.to_seq]
@@ -132,6 +147,30 @@ class Context:
             at = next((i for i, m in enumerate(kept) if m.seq > data.to_seq), len(kept))
             kept.insert(at, ContextMessage("user", (summary,), min(data.to_seq, event.seq)))
             self.messages = _paired(kept)
+
+    def _say(self, said: DeliveryQueued, seq: int) -> None:
+        """Said by the assistant: with its calls, where some have no result yet, as they stay paired."""
+        text = Text(said.text)
+        message = self.messages[-1] if self.messages else None
+        if self._open:
+            message = next(m for m in reversed(self.messages) if m.role == "assistant")
+            calls = [i for i, b in enumerate(message.content) if isinstance(b, ToolCall)]
+            at = calls[0]
+            message.content = (*message.content[:at], text, *message.content[at:])
+            message.encoded = None
+        else:
+            at = 0
+            message = ContextMessage("assistant", (text,), seq)
+            self.messages.append(message)
+        self._said[said.delivery_id] = (message, at)
+
+    def _replace(self, replaced: HistoryReplaced) -> None:
+        found = self._said.pop(replaced.delivery_id, None)
+        if found is not None:
+            message, at = found
+            text = Text(replaced.text)
+            message.content = (*message.content[:at], text, *message.content[at + 1 :])
+            message.encoded = None
 
     def _take(self, event: Event) -> None:
         self.seq = event.seq

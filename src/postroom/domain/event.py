@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from postroom.domain.ids import CallId, CoreId, MessageId, SessionId
+from postroom.domain.ids import CallId, CoreId, DeliveryId, MessageId, SessionId
 from postroom.domain.message import (
     AssistantMessage,
     Block,
@@ -267,6 +267,54 @@ class HistoryCompacted(Data, frozen=True):
     summary: str
 
 
+HistoryPolicy: TypeAlias = Literal["persist", "model_hidden", "transient"]
+
+
+class DeliveryQueued(Data, frozen=True):
+    """Something said other than by a reply: by a tool, an output module, a schedule, the host.
+
+    ``text`` is what the history keeps of it, seen by the model where ``policy`` is ``persist``.
+    ``owner_turn_id`` is the turn it was said in (None: outside of any).
+    """
+
+    TYPE = "delivery/queued"
+    delivery_id: DeliveryId
+    kind: str
+    text: str
+    policy: HistoryPolicy
+    owner_turn_id: int | None = None
+    artifacts: tuple[str, ...] = ()
+    source: str | None = None
+
+
+class PartReceipt(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """How one part stands. ``reference`` is the platform's id of the message."""
+
+    status: str
+    reference: str | None = None
+    note: str | None = None
+    error: str | None = None
+
+
+class DeliveryStatusChanged(Data, frozen=True):
+    """A delivery came to another status than queued or sending. ``by``: a named operator did it."""
+
+    TYPE = "delivery/status"
+    delivery_id: DeliveryId
+    status: str
+    parts: tuple[PartReceipt, ...]
+    owner_turn_id: int | None = None
+    by: str | None = None
+
+
+class HistoryReplaced(Data, frozen=True):
+    """The model sees ``text`` in place of what this delivery put into the history."""
+
+    TYPE = "history/replaced"
+    delivery_id: DeliveryId
+    text: str
+
+
 class UnknownData(Data, frozen=True):
     """An event of a type this version does not know; kept as it stands."""
 
@@ -295,6 +343,9 @@ EventData: TypeAlias = (
     | ToolResult
     | ModelRetry
     | HistoryCompacted
+    | DeliveryQueued
+    | DeliveryStatusChanged
+    | HistoryReplaced
     | UnknownData
 )
 
@@ -320,6 +371,9 @@ TYPES: dict[str, type[EventData]] = {
         ToolResult,
         ModelRetry,
         HistoryCompacted,
+        DeliveryQueued,
+        DeliveryStatusChanged,
+        HistoryReplaced,
     )
 }
 

@@ -28,6 +28,7 @@ import msgspec
 PartStatus: TypeAlias = Literal["queued", "sending", "sent", "unknown", "failed", "skipped"]
 DeliveryStatus: TypeAlias = Literal["queued", "sending", "sent", "unknown", "failed", "unrouted"]
 
+LOST = "the sender was lost"
 _WORST: tuple[DeliveryStatus, ...] = ("unknown", "failed", "sending", "queued", "sent")
 _replace = msgspec.structs.replace
 
@@ -209,7 +210,7 @@ def record(
 
 def lapse(delivery: Delivery, now: int) -> Delivery:
     """The claim on its `sending` part ran out: whether it was sent is unknown."""
-    return _doubt(delivery, sending_part(delivery), "the sender was lost", now)
+    return _doubt(delivery, sending_part(delivery), LOST, now)
 
 
 def judge(

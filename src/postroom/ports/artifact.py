@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
+
+_ID = re.compile(r"sha256:([0-9a-f]{64})\Z")
+
+
+def hash_digits(artifact: str) -> str | None:
+    """The 64 hex digits of an artifact's id; None: it is no such id, and may name no file or key."""
+    found = _ID.match(artifact)
+    return found[1] if found else None
 
 
 class ArtifactStore(Protocol):

@@ -21,7 +21,7 @@ from postroom.domain.outbox import SendOutcome, Verdict
 from postroom.errors import PostroomError
 
 Unit: TypeAlias = Literal["utf16", "codepoint", "utf8"]
-PartKind: TypeAlias = Literal["text", "media", "progress", "notice"]
+PartKind: TypeAlias = Literal["text", "media", "progress", "notice", "approval"]
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,8 @@ class OutPart(msgspec.Struct, frozen=True, kw_only=True):
     ``key`` is the part's own idempotency key and never changes; ``first_attempt_at`` is when it was
     first tried (Unix ms; None: this is the first time), ``attempt`` counts from 1. ``media`` is the
     file of a media part, ``text`` its caption then. ``reply_to`` is the platform's id of the
-    message answered; only the first part of a delivery has one. ``thread`` is in the conversation.
+    message answered; only the first part of a delivery has one. ``conversation`` names its thread
+    too (None: the route is a connection, which has none).
     """
 
     session_id: SessionId
@@ -57,7 +58,7 @@ class OutPart(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     count: int
     kind: PartKind
-    conversation: ConversationKey
+    conversation: ConversationKey | None
     key: str
     text: str
     media: MediaBlock | None = None

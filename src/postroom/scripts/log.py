@@ -18,10 +18,14 @@ from postroom.domain.message import Message
 from postroom.domain.turn import AgentState, Status
 from postroom.errors import InputError, SessionExists, UnknownSession
 from postroom.ports.store import Row, Tx
+from postroom.scripts.artifacts import copy_records
 from postroom.scripts.session import insert_session, lock_session
 
 # As the partial index spells it: SQLite uses that index for no other order of the same words.
-_HISTORY = "('user/message', 'assistant/message', 'tool/result', 'history/compacted')"
+_HISTORY = (
+    "('user/message', 'assistant/message', 'tool/result', 'history/compacted',"
+    " 'delivery/queued', 'history/replaced')"
+)
 
 _decode_state = msgspec.json.Decoder(AgentState).decode
 _decode_message = msgspec.json.Decoder(Message).decode
@@ -168,6 +172,8 @@ _COPIED = (
     "tool/result",
     "model/retry",
     "history/compacted",
+    "delivery/queued",
+    "history/replaced",
 )
 
 
@@ -242,6 +248,10 @@ def fork_session(
         {"sid": fork.sid},
     )[0]
     head, turns, requests, history = counts
+    cut_at = tx.execute(
+        "SELECT at FROM event WHERE sid = :sid AND seq = :cut", {"sid": parent.sid, "cut": cut}
+    )[0][0]
+    copy_records(tx, parent.sid, fork.sid, turns=turns, cut_at=cut_at)
     state = AgentState(turns=turns, requests=requests)
     tx.execute(
         "UPDATE session SET head = :head, state = :state, history = :history WHERE sid = :sid",
@@ -304,7 +314,26 @@ def delete_session(tx: Tx, session_id: SessionId) -> bool:
     sid, status = rows[0]
     if status != "idle":
         raise InputError(f"{session_id} is running", hint="cancel it and wait until it is idle")
-    for table in ("inbox", "run", "usage"):
+    tx.execute(
+        "DELETE FROM work WHERE kind IN ('delivery.send', 'delivery.reconcile')"
+        " AND key IN (SELECT id FROM delivery WHERE sid = :sid)",
+        {"sid": sid},
+    )
+    tx.execute(
+        "DELETE FROM part WHERE delivery IN (SELECT id FROM delivery WHERE sid = :sid)",
+        {"sid": sid},
+    )
+    for table in (
+        "inbox",
+        "run",
+        "usage",
+        "delivery",
+        "route",
+        "binding",
+        "conversation",
+        "approval",
+        "artifact",
+    ):
         tx.execute(f"DELETE FROM {table} WHERE sid = :sid", {"sid": sid})
     newest = tx.execute("SELECT coalesce(max(id), 0) FROM event")[0][0]
     tx.execute("DELETE FROM event WHERE sid = :sid", {"sid": sid})

@@ -21,17 +21,22 @@ from postroom.domain.event import (
     InboxReplaced,
     SessionCreated,
     ToolResult,
+    TurnEnd,
+    TurnStart,
     UserMessage,
     decode_data,
     encode_data,
 )
 from postroom.domain.ids import ClaimToken, CoreId, MessageId, NodeId, SessionId
 from postroom.domain.inbox import EMPTY, Inbox, Pending
-from postroom.domain.message import Message, content_hash
+from postroom.domain.message import Message, content_hash, text_of
+from postroom.domain.parcel import Parcel, of_ending, of_reply
 from postroom.domain.turn import AgentState, Status, evolve
 from postroom.domain.work import Fence, Work, WorkStatus, holds
 from postroom.errors import SessionExists, StaleClaim, UnknownSession
 from postroom.ports.store import Row, SqlValue, Tx
+from postroom.scripts.routes import primary_route
+from postroom.scripts.sending import Owed, write_parcels
 
 DRIVE = "session.drive"
 _DAY_MS = 86_400_000
@@ -53,12 +58,14 @@ class LockedSession:
     __slots__ = (
         "_lanes",
         "_now",
+        "_parcels",
         "_puts",
         "_rows",
         "appended",
         "before",
         "core_id",
         "cwd",
+        "deliveries",
         "head",
         "header_hash",
         "history",
@@ -68,6 +75,8 @@ class LockedSession:
         "pending",
         "sid",
         "state",
+        "target",
+        "turn_route",
         "tx",
         "wakes_drive",
     )
@@ -86,12 +95,16 @@ class LockedSession:
         self.history: int = row[8]
         self.before = self.history
         self.pending: int = row[9]
+        self.deliveries: int = row[10]
+        self.turn_route: str | None = row[11]
+        self.target: str | None = row[12]
         self.appended: list[Event] = []
         self.wakes_drive = False
         self._rows: list[dict[str, SqlValue]] = []
         self._now = tx.now()
         self._lanes: dict[MessageId, tuple[int, int]] = {}
         self._puts: dict[MessageId, dict[str, SqlValue]] = {}
+        self._parcels: list[Owed] = []
 
     # ---- reading what a decision needs ----
 
@@ -184,11 +197,39 @@ class LockedSession:
             self._put(data.message, lane, pos, pending.wakes)
         elif isinstance(data, AssistantReply):
             self._count(data)
+            reply = of_reply(data.message)
+            if reply is not None:
+                self.owe(reply, data.turn)
+        elif isinstance(data, TurnStart):
+            if not data.recovery:  # which answers where the interrupted turn would have
+                self.turn_route = primary_route(tx, self.sid)
+        elif isinstance(data, TurnEnd):
+            told = of_ending(self.id, data.turn, data.reason, self._is_silent())
+            if told is not None:
+                self.owe(told, data.turn)
         elif isinstance(data, HistoryCompacted):
             tx.execute(
                 "UPDATE session SET context_from = :seq WHERE sid = :sid AND :first <= context_from",
                 {"seq": data.to_seq + 1, "first": data.from_seq, "sid": self.sid},
             )
+
+    def _is_silent(self) -> bool:
+        """Whether the turn that ends here did something, and its last message says nothing."""
+        last = next(
+            (e.data for e in reversed(self.appended) if e.type == AssistantReply.TYPE), None
+        )
+        if not isinstance(last, AssistantReply) or last.step == 1:
+            return False
+        return not text_of(last.message.content).strip()
+
+    def owe(self, parcel: Parcel, turn: int | None, *, decided: str | None = None) -> None:
+        """Puts a delivery into the outbox, with what the log has been told already.
+
+        ``turn`` is the one it was said in. ``decided`` is where it goes where that is not the
+        turn's route.
+        """
+        route = decided or (self.turn_route if turn is not None else None)
+        self._parcels.append(Owed(parcel, turn, self.head, route))
 
     def _count(self, reply: AssistantReply) -> None:
         usage = reply.usage
@@ -243,8 +284,13 @@ class LockedSession:
 
     def save(self) -> None:
         """Writes the appended events and the session row, once, at the end of the script."""
-        if not self._rows:
+        if not self._rows and not self._parcels:
             return
+        if self._parcels:
+            self.deliveries = write_parcels(
+                self.tx, self.sid, self.id, self.target, self.deliveries, self._parcels
+            )
+            self._parcels = []
         for row in self._puts.values():
             self.tx.execute(
                 "INSERT INTO inbox (sid, lane, pos, id, wakes, message)"
@@ -252,17 +298,19 @@ class LockedSession:
                 row,
             )
         self._puts.clear()
-        self.tx.execute_many(
-            "INSERT INTO event (sid, seq, type, at, data) VALUES (:sid, :seq, :type, :at, :data)",
-            self._rows,
-        )
+        if self._rows:
+            self.tx.execute_many(
+                "INSERT INTO event (sid, seq, type, at, data)"
+                " VALUES (:sid, :seq, :type, :at, :data)",
+                self._rows,
+            )
         state = self.state
         if state.inbox is not EMPTY:
             state = _replace(state, inbox=EMPTY)
         self.tx.execute(
             "UPDATE session SET head = :head, status = :status, state = :state,"
-            " header_hash = :header, history = :history, pending = :pending, updated_at = :now"
-            " WHERE sid = :sid",
+            " header_hash = :header, history = :history, pending = :pending,"
+            " deliveries = :deliveries, turn_route = :route, updated_at = :now WHERE sid = :sid",
             {
                 "head": self.head,
                 "status": state.status,
@@ -270,6 +318,8 @@ class LockedSession:
                 "header": self.header_hash,
                 "history": self.history,
                 "pending": self.pending,
+                "deliveries": self.deliveries,
+                "route": self.turn_route,
                 "now": self._now,
                 "sid": self.sid,
             },
@@ -280,7 +330,10 @@ class LockedSession:
             self.tx.wake(DRIVE, self.id)
 
 
-_COLUMNS = "sid, core_id, owner, cwd, parent, head, state, header_hash, history, pending"
+_COLUMNS = (
+    "sid, core_id, owner, cwd, parent, head, state, header_hash, history, pending,"
+    " deliveries, turn_route, target"
+)
 
 
 def lock_session(tx: Tx, session_id: SessionId, fence: Fence | None = None) -> LockedSession:
@@ -329,6 +382,7 @@ def create_session(
     owner: str,
     cwd: str | None = None,
     parent: SessionId | None = None,
+    target: str | None = None,
     exclusive: bool = False,
     ref: ClaimToken | None = None,
 ) -> Opened:
@@ -345,7 +399,9 @@ def create_session(
         session = insert_session(
             tx,
             session_id,
-            SessionCreated(core_id=core_id, owner=owner, cwd=cwd, parent=parent, ref=ref),
+            SessionCreated(
+                core_id=core_id, owner=owner, cwd=cwd, parent=parent, target=target, ref=ref
+            ),
         )
         if session is not None:
             session.save()
@@ -380,14 +436,15 @@ def insert_session(tx: Tx, session_id: SessionId, created: SessionCreated) -> Lo
     """A new session with its first event appended, not yet saved; None if the id is taken."""
     rows = tx.execute(
         "INSERT INTO session (id, core_id, owner, cwd, parent, status, head, state,"
-        " created_at, updated_at) VALUES (:id, :core, :owner, :cwd, :parent, 'idle', 0, '{}',"
-        f" :now, :now) ON CONFLICT (id) DO NOTHING RETURNING {_COLUMNS}",
+        " created_at, updated_at, target) VALUES (:id, :core, :owner, :cwd, :parent, 'idle', 0,"
+        f" '{{}}', :now, :now, :target) ON CONFLICT (id) DO NOTHING RETURNING {_COLUMNS}",
         {
             "id": session_id,
             "core": created.core_id,
             "owner": created.owner,
             "cwd": created.cwd,
             "parent": created.parent,
+            "target": created.target,
             "now": tx.now(),
         },
     )

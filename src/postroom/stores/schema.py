@@ -99,43 +99,89 @@ MIGRATIONS: list[list[str]] = [
         "CREATE INDEX usage_day ON usage (day)",
     ],
     [
+        # The log's index of history takes in what else was said, and what of it was replaced.
+        "DROP INDEX event_history",
+        """CREATE INDEX event_history ON event (sid, seq) WHERE type IN
+            ('user/message', 'assistant/message', 'tool/result', 'history/compacted',
+            'delivery/queued', 'history/replaced')""",
+        "ALTER TABLE session ADD COLUMN deliveries BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE session ADD COLUMN turn_route TEXT",
+        "ALTER TABLE session ADD COLUMN target TEXT",
         """CREATE TABLE delivery (
             id TEXT PRIMARY KEY,
             sid BIGINT NOT NULL,
             ord BIGINT NOT NULL,
             kind TEXT NOT NULL,
-            owner_turn BIGINT,
-            status TEXT NOT NULL,
             policy TEXT NOT NULL,
-            failure_history_text TEXT,
-            route TEXT,
-            attempts BIGINT NOT NULL DEFAULT 0,
-            reconciles BIGINT NOT NULL DEFAULT 0,
-            due BIGINT NOT NULL,
-            unknown_at BIGINT,
+            owner_turn BIGINT,
+            seq BIGINT,
+            status TEXT NOT NULL,
+            blocks SMALLINT NOT NULL,
             handed_over SMALLINT NOT NULL DEFAULT 0,
+            due BIGINT NOT NULL,
+            ask_at BIGINT,
+            unknown_at BIGINT,
+            deferrals BIGINT NOT NULL DEFAULT 0,
+            reconciles BIGINT NOT NULL DEFAULT 0,
+            route TEXT,
+            address TEXT,
+            ref TEXT,
+            failure_text TEXT,
+            reply_to TEXT,
+            decided_by TEXT,
             created_at BIGINT NOT NULL,
             updated_at BIGINT NOT NULL,
-            expires_at BIGINT NOT NULL,
-            decided_by TEXT,
-            error TEXT
+            expires_at BIGINT NOT NULL
         ) {without_rowid}""",
-        "CREATE INDEX delivery_lane ON delivery (sid, ord)",
-        """CREATE INDEX delivery_open ON delivery (status, updated_at)
-            WHERE status NOT IN ('sent')""",
+        "CREATE UNIQUE INDEX delivery_order ON delivery (sid, ord)",
+        "CREATE INDEX delivery_lane ON delivery (sid, ord) WHERE blocks = 1",
+        """CREATE INDEX delivery_open ON delivery (status, created_at)
+            WHERE status <> 'sent'""",
         """CREATE TABLE part (
             delivery TEXT NOT NULL,
             idx BIGINT NOT NULL,
             kind TEXT NOT NULL,
-            content TEXT NOT NULL,
-            key TEXT NOT NULL,
-            digest TEXT NOT NULL,
+            text TEXT,
+            media TEXT,
             status TEXT NOT NULL,
-            reference TEXT,
+            attempts BIGINT NOT NULL DEFAULT 0,
             first_attempt_at BIGINT,
-            error TEXT,
+            until BIGINT,
+            reference TEXT,
             note TEXT,
+            error TEXT,
             PRIMARY KEY (delivery, idx)
+        ) {without_rowid}""",
+        """CREATE TABLE route (
+            id {identity},
+            sid BIGINT NOT NULL,
+            token TEXT NOT NULL,
+            channel TEXT NOT NULL,
+            conversation TEXT,
+            node TEXT,
+            bound_at BIGINT NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX route_token ON route (token)",
+        "CREATE INDEX route_session ON route (sid)",
+        """CREATE INDEX route_conversation ON route (channel, conversation)
+            WHERE conversation IS NOT NULL""",
+        """CREATE TABLE binding (
+            core_id TEXT NOT NULL,
+            channel TEXT NOT NULL,
+            conversation TEXT NOT NULL,
+            sid BIGINT NOT NULL,
+            bound_at BIGINT NOT NULL,
+            PRIMARY KEY (core_id, channel, conversation)
+        ) {without_rowid}""",
+        "CREATE INDEX binding_session ON binding (sid)",
+        # Every session a conversation ever had: what it may list and resume.
+        """CREATE TABLE conversation (
+            core_id TEXT NOT NULL,
+            channel TEXT NOT NULL,
+            conversation TEXT NOT NULL,
+            sid BIGINT NOT NULL,
+            since BIGINT NOT NULL,
+            PRIMARY KEY (core_id, channel, conversation, sid)
         ) {without_rowid}""",
         """CREATE TABLE cursor (
             channel TEXT NOT NULL,
@@ -148,9 +194,50 @@ MIGRATIONS: list[list[str]] = [
             channel TEXT NOT NULL,
             key TEXT NOT NULL,
             at BIGINT NOT NULL,
+            outcome TEXT NOT NULL,
+            session TEXT,
+            message TEXT,
             PRIMARY KEY (channel, key)
         ) {without_rowid}""",
         "CREATE INDEX dedupe_age ON dedupe (at)",
+        """CREATE TABLE quarantine (
+            channel TEXT NOT NULL,
+            key TEXT NOT NULL,
+            raw TEXT NOT NULL,
+            error TEXT NOT NULL,
+            at BIGINT NOT NULL,
+            PRIMARY KEY (channel, key)
+        ) {without_rowid}""",
+        """CREATE TABLE approval (
+            id TEXT PRIMARY KEY,
+            sid BIGINT NOT NULL,
+            turn BIGINT,
+            step BIGINT,
+            call_id TEXT,
+            kind TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            status TEXT NOT NULL,
+            decision TEXT,
+            decided_by TEXT,
+            asked INTEGER NOT NULL DEFAULT 0,
+            created_at BIGINT NOT NULL,
+            expires_at BIGINT NOT NULL
+        ) {without_rowid}""",
+        "CREATE INDEX approval_open ON approval (sid, status) WHERE status = 'open'",
+    ],
+    [
+        # Whose the bytes of the artifact store are. The first put of a session is the owner turn's.
+        """CREATE TABLE artifact (
+            sid BIGINT NOT NULL,
+            hash TEXT NOT NULL,
+            turn BIGINT,
+            media_type TEXT NOT NULL,
+            size BIGINT NOT NULL,
+            name TEXT,
+            summary TEXT,
+            at BIGINT NOT NULL,
+            PRIMARY KEY (sid, hash)
+        ) {without_rowid}""",
     ],
 ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from postroom.tools.artifacts import Allowed, artifact_tools
+from postroom.tools.artifacts import artifact_tools
 from postroom.tools.bounds import bound_output
 from postroom.tools.files import file_tools
 from postroom.tools.function import FunctionTool, tool
@@ -18,7 +18,6 @@ from postroom.tools.shell import shell_tools
 from postroom.tools.web import Resolver, web_tools
 
 __all__ = [
-    "Allowed",
     "FunctionTool",
     "Registry",
     "Resolver",
@@ -38,14 +37,12 @@ def builtin_tools(
     roots: Sequence[str] = (),
     environment_keep: frozenset[str] = frozenset(),
     allow_private: Sequence[str] = (),
-    allowed_artifact: Allowed | None = None,
 ) -> Registry:
     """All built-in tools with the settings an operator may want to change.
 
     ``roots`` are folders that the file tools may reach besides a session's workspace;
     ``environment_keep`` names variables that a command may see although they look like secrets;
-    ``allow_private`` are networks that `web_fetch` may reach although they are not public;
-    ``allowed_artifact`` says whether a session refers to an artifact (None: any may be read).
+    ``allow_private`` are networks that `web_fetch` may reach although they are not public.
     """
     return Registry(
         (
@@ -53,6 +50,6 @@ def builtin_tools(
             *search_tools(roots),
             *shell_tools(environment_keep=environment_keep),
             *web_tools(allow_private=allow_private),
-            *(artifact_tools(allowed_artifact) if allowed_artifact else artifact_tools()),
+            *artifact_tools(),
         )
     )

@@ -4,13 +4,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import msgspec
 
-from postroom.domain.ids import SessionId
 from postroom.errors import ArtifactCorrupt, ArtifactMissing, ToolFailure
 from postroom.ports.tool import Tool, ToolContext, ToolOutput
 from postroom.tools.bounds import shown_part
@@ -28,19 +25,9 @@ PAGE_BYTES = 16 * 1024
 # Under what the turn loop keeps of a result: a page of an artifact must not become an artifact.
 PAGE_BYTES_MAX = 30 * 1024
 
-Allowed: TypeAlias = Callable[[SessionId, str], bool | Awaitable[bool]]
 
-
-def _anyone(_session: SessionId, _artifact: str) -> bool:
-    return True
-
-
-def artifact_tools(allowed: Allowed = _anyone) -> tuple[Tool, ...]:
-    """`read_artifact`.
-
-    ``allowed(session_id, artifact)`` says whether the session refers to the artifact; one that it
-    does not refer to is treated as one that is not there.
-    """
+def artifact_tools() -> tuple[Tool, ...]:
+    """`read_artifact`. Which artifacts it finds is for the context's store to say: the session's own."""
 
     @tool(effects="none")
     async def read_artifact(
@@ -56,9 +43,6 @@ def artifact_tools(allowed: Allowed = _anyone) -> tuple[Tool, ...]:
             offset: The first byte to read, from 0.
             limit: How many bytes to read.
         """
-        answer = allowed(ctx.session_id, artifact)
-        if not (await answer if inspect.isawaitable(answer) else answer):
-            raise ToolFailure(f"this session has no artifact {artifact[:100]}")
         try:
             data = await ctx.artifacts.get(artifact)
         except (ArtifactMissing, ArtifactCorrupt) as error:

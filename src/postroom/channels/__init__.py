@@ -1,0 +1,1 @@
+"""The platforms: one file each, all behind `postroom.ports.channel`."""
