@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,13 +19,18 @@ from postroom.domain.ids import session_id as checked_session_id
 from postroom.domain.message import Source
 from postroom.errors import PostroomError
 from postroom.flow.agent import Agent
+from postroom.flow.channels import Channels
 from postroom.flow.context import Contexts
 from postroom.flow.core import Core, CoreSource
+from postroom.flow.inbound import Connected, InteractionRuntime
 from postroom.flow.live import LiveHub
+from postroom.flow.outbox import DeliveryRuntime
+from postroom.flow.router import SessionInteractionRouter
 from postroom.flow.supervisor import Supervisor
 from postroom.flow.turn import Parts
 from postroom.home import default_database, environment, home
 from postroom.ports.artifact import ArtifactStore
+from postroom.ports.channel import Channel, Unit
 from postroom.ports.clock import Clock, SystemClock
 from postroom.ports.store import Store
 from postroom.scripts.drive import Drive, Offer
@@ -49,6 +54,8 @@ class Room:
         limits: Limits,
         only: SessionId | None = None,
         drives: bool = True,
+        channels: Mapping[str, Channel] | None = None,
+        connected: Mapping[str, Connected] | None = None,
     ) -> None:
         self.drives = drives
         self.store = store
@@ -74,6 +81,10 @@ class Room:
             bound_output,
         )
         self.supervisor = Supervisor(parts, only=only)
+        self.router = SessionInteractionRouter(store, channels or {})
+        self.outbox = DeliveryRuntime(store, self.router, cut=_cut, clock=clock, limits=limits)
+        self.inbound = InteractionRuntime(store, limits, connected or {})
+        self.channels = Channels(channels or {}, self.inbound, store, clock)
 
     def agent(
         self,
@@ -111,6 +122,12 @@ class Room:
         opened = await self.store.write(create_session, name, core_id=core_id, owner=owner, cwd=cwd)
         return self.agent(name, source=source, core_id=opened.core_id)
 
+    def start(self) -> None:
+        """Drives what there is to drive, delivers what waits, and opens the channels."""
+        self.supervisor.start()
+        self.outbox.start()
+        self.channels.start()
+
     def cores(self, core_id: CoreId) -> Core:
         """The core of this id as it is now; its models are closed with the room."""
         core = self._cores(core_id)
@@ -131,9 +148,12 @@ class Room:
         await asyncio.shield(self._ending)
 
     async def _end(self, budget_ms: int) -> None:
+        await self.channels.stop_receiving()
         await self.supervisor.drain(budget_ms)
         self._closing.set_result(None)
         try:
+            await self.outbox.drain(budget_ms)
+            await self.channels.aclose()
             for core in self._used.values():
                 for model in core.models:
                     await model.aclose()
@@ -165,6 +185,12 @@ class _Drives:
 
     def take(self, token: ClaimToken, drive: Drive | None) -> None:
         self._room.supervisor.drive(self._session_id, drive, token=token)
+
+
+def _cut(text: str, limit: int, unit: Unit) -> Sequence[str]:
+    from postroom.channels.split import split
+
+    return split(text, limit, unit)
 
 
 def one_core(core: Core) -> CoreSource:
@@ -226,6 +252,8 @@ async def open_room(
     only: SessionId | None = None,
     drive: bool = True,
     drain_ms: int | None = None,
+    channels: Mapping[str, Channel] | None = None,
+    connected: Mapping[str, Connected] | None = None,
 ) -> AsyncGenerator[Room]:
     """A running room; leaving the block drains and closes it.
 
@@ -240,10 +268,20 @@ async def open_room(
         artifacts = artifacts_for(database)
     if store is None:
         store = await open_store(database, clock=clock, limits=limits)
-    room = Room(store, artifacts, cores, clock=clock, limits=limits, only=only, drives=drive)
+    room = Room(
+        store,
+        artifacts,
+        cores,
+        clock=clock,
+        limits=limits,
+        only=only,
+        drives=drive,
+        channels=channels,
+        connected=connected,
+    )
     try:
         if drive:
-            room.supervisor.start()
+            room.start()
         yield room
     finally:
         await room.aclose(drain_ms=drain_ms)

@@ -24,7 +24,8 @@ from postroom.domain.inbox import EMPTY
 from postroom.errors import PostroomError
 from postroom.flow.core import Core
 from postroom.ports.store import Store, Tx
-from postroom.scripts import drive, inbox, log, session, usage
+from postroom.scripts import artifacts, drive, inbox, log, session, usage
+from postroom.scripts.artifacts import ArtifactRecord
 from postroom.scripts.drive import Drive, Judged, Offer, Progress
 from postroom.scripts.session import Opened
 from postroom.stores.node import (
@@ -62,7 +63,7 @@ DEAD = NodeId("node_dead")
 PIECES = frozenset(
     {
         *("lock_session", "insert_session", "read_work", "write_work", "ready_work"),
-        *("release_work", "is_node", "lapsed"),
+        *("release_work", "is_node", "lapsed", "copy_records"),
     }
 )
 
@@ -232,6 +233,16 @@ async def play(store: Store) -> None:
     await write(register_node, DEAD, token, 60_000, "again")
     await write(remove_node, DEAD, token)
 
+    # artifacts of a turn, of none, and of a session that will be deleted
+    for session_id, number, turn in ((SESSION, 1, 1), (SESSION, 2, None), (OTHER, 1, None)):
+        kept = ArtifactRecord(
+            artifact=f"sha256:{number:064x}", media_type="image/png", size=number, turn=turn
+        )
+        recorded = await write(artifacts.record_artifact, session_id, kept)
+        assert msgspec.structs.replace(recorded, at=0) == kept
+    await read(artifacts.artifacts_of, SESSION)
+    await read(artifacts.is_of_session, SESSION, f"sha256:{3:064x}")
+
     # read, forked, deleted
     await read(usage.usage_of_session, SESSION)
     await read(usage.usage_of_day)
@@ -285,6 +296,8 @@ def everything(engine: Engine, node: str) -> dict[str, list[Any]]:
         "node": "SELECT id, expires_at > 0 FROM node ORDER BY id",
         "usage": f"SELECT session.id, model, requests, input_tokens FROM usage {of_session} ="
         " usage.sid ORDER BY session.id, model",
+        "artifact": "SELECT session.id, hash, turn, media_type, size, name, summary FROM artifact"
+        f" {of_session} = artifact.sid ORDER BY session.id, hash",
     }
     return {
         table: json.loads(json.dumps([list(row) for row in engine.rows(sql)]).replace(node, "NODE"))

@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
-from postroom.domain.ids import SessionId
 from postroom.domain.message import Block, File, Image, Text
 from postroom.errors import DuplicateTool, StoreFull, ToolFailure, UnknownTool, UsageError
 from postroom.ports.tool import ToolContext, ToolOutput

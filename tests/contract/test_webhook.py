@@ -792,9 +792,9 @@ async def test_a_2xx_whose_body_breaks_off_or_hangs_is_sent(
         return response
 
     receiver.script = partial
-    assert await sent_to(receiver.url) == Sent(None)
+    assert await sent_to(receiver.url, timeout_ms=60_000) == Sent(None)
     hangs = True
-    assert await sent_to(receiver.url) == Sent(None)
+    assert await sent_to(receiver.url, timeout_ms=60_000) == Sent(None)
 
 
 NOW = ManualClock().now_ms()

@@ -76,6 +76,7 @@ class LockedSession:
         "sid",
         "state",
         "target",
+        "turn_reply_to",
         "turn_route",
         "tx",
         "wakes_drive",
@@ -98,6 +99,7 @@ class LockedSession:
         self.deliveries: int = row[10]
         self.turn_route: str | None = row[11]
         self.target: str | None = row[12]
+        self.turn_reply_to: str | None = row[13]
         self.appended: list[Event] = []
         self.wakes_drive = False
         self._rows: list[dict[str, SqlValue]] = []
@@ -177,6 +179,7 @@ class LockedSession:
         tx = self.tx
         if isinstance(data, UserMessage):
             self._take(data.message.id)
+            self.turn_reply_to = self.turn_reply_to or data.message.source.reference
         elif isinstance(data, InboxQueued):
             lane = LANES[data.target]
             self._lanes[data.message.id] = (lane, self.head)
@@ -203,6 +206,7 @@ class LockedSession:
         elif isinstance(data, TurnStart):
             if not data.recovery:  # which answers where the interrupted turn would have
                 self.turn_route = primary_route(tx, self.sid)
+                self.turn_reply_to = None
         elif isinstance(data, TurnEnd):
             told = of_ending(self.id, data.turn, data.reason, self._is_silent())
             if told is not None:
@@ -229,6 +233,8 @@ class LockedSession:
         turn's route.
         """
         route = decided or (self.turn_route if turn is not None else None)
+        if turn is not None and parcel.reply_to is None and self.turn_reply_to is not None:
+            parcel = _replace(parcel, reply_to=self.turn_reply_to)
         self._parcels.append(Owed(parcel, turn, self.head, route))
 
     def _count(self, reply: AssistantReply) -> None:
@@ -310,7 +316,8 @@ class LockedSession:
         self.tx.execute(
             "UPDATE session SET head = :head, status = :status, state = :state,"
             " header_hash = :header, history = :history, pending = :pending,"
-            " deliveries = :deliveries, turn_route = :route, updated_at = :now WHERE sid = :sid",
+            " deliveries = :deliveries, turn_route = :route,"
+            " turn_reply_to = :reply_to, updated_at = :now WHERE sid = :sid",
             {
                 "head": self.head,
                 "status": state.status,
@@ -320,6 +327,7 @@ class LockedSession:
                 "pending": self.pending,
                 "deliveries": self.deliveries,
                 "route": self.turn_route,
+                "reply_to": self.turn_reply_to,
                 "now": self._now,
                 "sid": self.sid,
             },
@@ -332,7 +340,7 @@ class LockedSession:
 
 _COLUMNS = (
     "sid, core_id, owner, cwd, parent, head, state, header_hash, history, pending,"
-    " deliveries, turn_route, target"
+    " deliveries, turn_route, target, turn_reply_to"
 )
 
 

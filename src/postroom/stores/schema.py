@@ -106,6 +106,7 @@ MIGRATIONS: list[list[str]] = [
             'delivery/queued', 'history/replaced')""",
         "ALTER TABLE session ADD COLUMN deliveries BIGINT NOT NULL DEFAULT 0",
         "ALTER TABLE session ADD COLUMN turn_route TEXT",
+        "ALTER TABLE session ADD COLUMN turn_reply_to TEXT",
         "ALTER TABLE session ADD COLUMN target TEXT",
         """CREATE TABLE delivery (
             id TEXT PRIMARY KEY,
@@ -195,6 +196,7 @@ MIGRATIONS: list[list[str]] = [
             key TEXT NOT NULL,
             at BIGINT NOT NULL,
             outcome TEXT NOT NULL,
+            ref TEXT NOT NULL,
             session TEXT,
             message TEXT,
             PRIMARY KEY (channel, key)

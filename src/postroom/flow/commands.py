@@ -1,0 +1,209 @@
+"""What a person can say to the host in a chat: answered without the model, through the outbox.
+
+A command begins with a slash and a known word; anything else that does is a message. Each runs in the
+transaction that takes its event, so that it happens once however often the platform repeats it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from postroom.domain.ids import ClaimToken, SessionId
+from postroom.domain.message import Message, Source, Text, text_of
+from postroom.errors import InputError
+from postroom.ports.store import Tx
+from postroom.scripts.inbound import Answer, Arrival, Command, message_id_of, start_over
+from postroom.scripts.inbox import (
+    cancel,
+    queue_message,
+    remove_message,
+    replace_message,
+    retry_failed,
+)
+from postroom.scripts.log import PendingInfo, list_pending, session_info
+from postroom.scripts.routes import sessions_of
+
+_COMMAND = re.compile(r"/([a-z]+)(?:@\S+)?(?:\s+(.*))?\Z", re.DOTALL)
+_SHOWN = 60
+
+HELP = """\
+/new – start a new conversation; this one is kept
+/sessions – list the conversations of this chat
+/resume [number or id] – go on with an earlier one
+/status – what I am doing
+/stop – stop, and drop what waits
+/queue – what waits; /queue edit N TEXT, /queue remove N
+/steer TEXT – say something to the work that goes on
+/retry – try again what failed
+/help – this"""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A command as it was said."""
+
+    name: str
+    rest: str
+
+
+def parse(text: str) -> Asked | None:
+    """The command in a message; None: it is for the model."""
+    match = _COMMAND.match(text.strip())
+    if match is None or match[1] not in _COMMANDS:
+        return None
+    return Asked(match[1], (match[2] or "").strip())
+
+
+def command(asked: Asked, source: Source, pending_max: int) -> Command:
+    """The command as a part of the transaction that takes its event."""
+    run = _COMMANDS[asked.name]
+
+    def script(tx: Tx, arrival: Arrival, session_id: SessionId) -> Answer:
+        said = _Said(tx, arrival, session_id, asked.rest, source, pending_max)
+        try:
+            return run(said)
+        except InputError as error:
+            return Answer(error.message, session_id)
+
+    return script
+
+
+class _Said(msgspec.Struct, frozen=True):
+    tx: Tx
+    arrival: Arrival
+    session_id: SessionId
+    rest: str
+    source: Source
+    pending_max: int
+
+    @property
+    def ref(self) -> ClaimToken:
+        return self.arrival.ref
+
+    def message(self, text: str) -> Message:
+        name = message_id_of(self.arrival.channel, self.arrival.dedupe)
+        return Message(name, (Text(text),), self.source)
+
+    def answer(self, text: str | None) -> Answer:
+        return Answer(text, self.session_id)
+
+
+def _help(said: _Said) -> Answer:
+    return said.answer(HELP)
+
+
+def _new(said: _Said) -> Answer:
+    session_id = start_over(said.tx, said.arrival, said.session_id, to=None)
+    return Answer("A new conversation. /resume goes back to an earlier one.", session_id)
+
+
+def _sessions(said: _Said) -> Answer:
+    arrival = said.arrival
+    own = sessions_of(said.tx, arrival.core_id, arrival.channel, arrival.conversation)
+    lines = [
+        f"{number}. {title or session_id}{' (this one)' if session_id == said.session_id else ''}"
+        for number, (session_id, title, _) in enumerate(own, 1)
+    ]
+    return said.answer("\n".join([*lines, "/resume N goes on with one."]))
+
+
+def _resume(said: _Said) -> Answer:
+    arrival = said.arrival
+    own = sessions_of(said.tx, arrival.core_id, arrival.channel, arrival.conversation)
+    ids = [session_id for session_id, _, _ in own]
+    if not said.rest:
+        others = [i for i in ids if i != said.session_id]
+        if not others:
+            return said.answer("There is no earlier conversation here.")
+        chosen = others[0]
+    elif said.rest.isdecimal() and 1 <= int(said.rest) <= len(ids):
+        chosen = ids[int(said.rest) - 1]
+    elif said.rest in ids:
+        chosen = SessionId(said.rest)
+    else:
+        return said.answer(
+            f"This chat has no conversation {said.rest[:_SHOWN]}. /sessions lists them."
+        )
+    if chosen == said.session_id:
+        return said.answer("This is the one you are in.")
+    start_over(said.tx, arrival, said.session_id, to=chosen)
+    title = next(title for session_id, title, _ in own if session_id == chosen)
+    return Answer(f"Back in {title or chosen}.", chosen)
+
+
+def _status(said: _Said) -> Answer:
+    info = session_info(said.tx, said.session_id)
+    doing = "I am working." if info.status == "running" else "I am idle."
+    waiting = f" {info.pending} waiting; /queue shows them." if info.pending else ""
+    return said.answer(f"{doing}{waiting}\nSession {info.session_id}, {info.turns} turns.")
+
+
+def _stop(said: _Said) -> Answer:
+    info = session_info(said.tx, said.session_id)
+    if info.status == "idle" and not info.pending:
+        return said.answer("There is nothing to stop.")
+    cancel(said.tx, said.session_id, "user", keep_inbox=False, ref=said.ref)
+    dropped = f" {info.pending} that waited are dropped." if info.pending else ""
+    return said.answer(f"Stopped.{dropped}")
+
+
+def _queue(said: _Said) -> Answer:
+    pending = list_pending(said.tx, said.session_id)
+    verb, _, rest = said.rest.partition(" ")
+    if not verb:
+        if not pending:
+            return said.answer("Nothing waits.")
+        lines = [f"{n}. {_shown(p)}" for n, p in enumerate(pending, 1)]
+        return said.answer("\n".join(lines))
+    number, _, text = rest.strip().partition(" ")
+    if verb not in ("edit", "remove") or not number.isdecimal():
+        return said.answer("/queue, /queue edit N TEXT, or /queue remove N")
+    if not 1 <= int(number) <= len(pending):
+        return said.answer(f"Nothing waits as number {number}. /queue shows what does.")
+    old = pending[int(number) - 1].message.id
+    if verb == "remove":
+        done = remove_message(said.tx, said.session_id, old, said.ref)
+    elif not text.strip():
+        return said.answer("/queue edit N TEXT")
+    else:
+        done = replace_message(said.tx, said.session_id, old, said.message(text.strip()))
+    if not done:
+        return said.answer("That one has begun already.")
+    return said.answer("Removed." if verb == "remove" else "Changed.")
+
+
+def _shown(pending: PendingInfo) -> str:
+    text = " ".join(text_of(pending.message.content).split())
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _steer(said: _Said) -> Answer:
+    if not said.rest:
+        return said.answer("/steer TEXT")
+    message = said.message(said.rest)
+    queue_message(
+        said.tx, said.session_id, message, "steer", pending_max=said.pending_max, run=None
+    )
+    return Answer(None, said.session_id, message.id)
+
+
+def _retry(said: _Said) -> Answer:
+    pairs = retry_failed(said.tx, said.session_id, pending_max=said.pending_max)
+    if not pairs:
+        return said.answer("Nothing failed since the last answer.")
+    return said.answer("Trying again." if len(pairs) == 1 else f"Trying {len(pairs)} again.")
+
+
+_COMMANDS: dict[str, Callable[[_Said], Answer]] = {
+    "new": _new,
+    "resume": _resume,
+    "sessions": _sessions,
+    "stop": _stop,
+    "status": _status,
+    "queue": _queue,
+    "steer": _steer,
+    "retry": _retry,
+    "help": _help,
+}

@@ -1,0 +1,161 @@
+"""Takes what comes in from channels: who may talk, what is a command, what becomes a message.
+
+It returns only when that is on disk, and then the channel may acknowledge its platform. A handled
+event is never handled again, however often and however relabelled it comes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from postroom import mint
+from postroom.config import Limits
+from postroom.domain.conversation import parse_conversation_key
+from postroom.domain.ids import CoreId, SessionId
+from postroom.domain.message import Message, Source, parse_content, sound, text_of
+from postroom.errors import InputError, InvalidContent, QueueFull
+from postroom.flow import commands
+from postroom.ports.channel import Accepted, Inbound
+from postroom.ports.policy import Admit, Reject, Verdict
+from postroom.ports.store import Store
+from postroom.scripts import inbound as scripts
+from postroom.scripts.inbound import Arrival, message_id_of
+
+log = logging.getLogger("postroom.inbound")
+
+KIND = "conversation"
+
+
+class Access(msgspec.Struct, frozen=True):
+    """Who may talk on a channel, by the platform's own ids. ``everyone`` lets anybody in."""
+
+    senders: frozenset[str] = frozenset()
+    everyone: bool = False
+
+    def allows(self, sender_id: str | None) -> bool:
+        return self.everyone or (sender_id is not None and sender_id in self.senders)
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """What the host decided for a channel: its core, who may talk, where its sessions work."""
+
+    core_id: CoreId
+    access: Access
+    cwd: str | None = None
+
+
+class InteractionRuntime:
+    """``connected`` says for each channel, by name, where its messages go."""
+
+    def __init__(self, store: Store, limits: Limits, connected: Mapping[str, Connected]) -> None:
+        self._store = store
+        self._limits = limits
+        self._connected = connected
+
+    async def __call__(self, inbound: Inbound) -> Accepted:
+        return await self.handle(inbound)
+
+    async def handle(self, inbound: Inbound) -> Accepted:
+        """Resolves the session, binds the route, queues the message; returns after the commit.
+
+        Raises:
+            InputError: the channel is not connected here, or the conversation is no key.
+            PostroomError: the store could not write; the platform must not be acknowledged.
+        """
+        connected = self._connected.get(inbound.channel)
+        if connected is None:
+            raise InputError(f"no channel {inbound.channel!r} is connected here")
+        parse_conversation_key(inbound.conversation)
+        arrival = Arrival(
+            ref=mint.claim_token(),
+            core_id=connected.core_id,
+            channel=inbound.channel,
+            conversation=inbound.conversation,
+            dedupe=inbound.dedupe,
+            cursor=inbound.cursor,
+            owner=f"{KIND}:{inbound.conversation}",
+            new_session=mint.session_id(),
+            cwd=connected.cwd,
+        )
+        if inbound.automatic:
+            return await self._store.write(scripts.drop, arrival, Accepted("ignored"))
+        if not connected.access.allows(inbound.sender.id):
+            return await self._store.write(scripts.drop, arrival, Accepted("refused"))
+        if inbound.deletes is not None:
+            return await self._store.write(scripts.delete_message, arrival, inbound.deletes)
+        return await self._said(inbound, arrival)
+
+    async def _said(self, inbound: Inbound, arrival: Arrival) -> Accepted:
+        source = Source(
+            kind=KIND,
+            principal=arrival.owner,
+            sender=inbound.sender.name and sound(inbound.sender.name),
+            sender_id=inbound.sender.id,
+            channel=inbound.channel,
+            reference=inbound.origin,
+        )
+        try:
+            asked = commands.parse(text_of(inbound.content))
+            if asked is not None and inbound.replaces is None:
+                script = commands.command(asked, source, self._limits.pending_messages_max)
+                return await self._store.write(scripts.run_command, arrival, script)
+            content = parse_content(inbound.content, bytes_max=self._limits.content_bytes_max)
+            message = Message(message_id_of(inbound.channel, inbound.dedupe), content, source)
+            return await self._store.write(
+                scripts.accept_message,
+                arrival,
+                message,
+                pending_max=self._limits.pending_messages_max,
+                replaces=inbound.replaces,
+            )
+        except InvalidContent as error:
+            await self.quarantine(
+                inbound.channel,
+                inbound.dedupe,
+                msgspec.json.encode(inbound),
+                error.message,
+                inbound.cursor,
+            )
+            return Accepted("quarantined")
+        except QueueFull as error:
+            log.warning("%s: %s", inbound.channel, error)
+            answer = _saying(f"Too much waits here already: {error.message}. /queue, /stop.")
+            return await self._store.write(scripts.run_command, arrival, answer)
+
+    async def cursor(self, channel: str, name: str) -> str | None:
+        return await self._store.read(scripts.read_cursor, channel, name)
+
+    async def quarantine(
+        self,
+        channel: str,
+        dedupe: str,
+        raw: bytes,
+        error: str,
+        cursor: tuple[str, str] | None = None,
+    ) -> None:
+        log.warning("%s: an event was put aside: %s", channel, error)
+        text = raw.decode("utf-8", "replace")
+        await self._store.write(scripts.quarantine, channel, dedupe, text, error, cursor)
+
+    async def policy(self, session_id: SessionId, batch: tuple[Message, ...]) -> Verdict:
+        """Judges a batch at its claim: who was let in when it came may have been shut out since."""
+        refused = tuple(m.id for m in batch if not self._may_talk(m.source))
+        if not refused:
+            return Admit()
+        return Reject("its sender may no longer talk here", refused)
+
+    def _may_talk(self, source: Source) -> bool:
+        if source.kind != KIND or source.channel is None:
+            return True
+        connected = self._connected.get(source.channel)
+        return connected is not None and connected.access.allows(source.sender_id)
+
+
+def _saying(text: str) -> scripts.Command:
+    def script(tx: object, arrival: Arrival, session_id: SessionId) -> scripts.Answer:
+        return scripts.Answer(text, session_id)
+
+    return script
