@@ -19,6 +19,7 @@ from postroom.domain.ids import session_id as checked_session_id
 from postroom.domain.message import Source
 from postroom.errors import PostroomError
 from postroom.flow.agent import Agent
+from postroom.flow.approvals import Approvals
 from postroom.flow.channels import Channels
 from postroom.flow.context import Contexts
 from postroom.flow.core import Core, CoreSource
@@ -36,6 +37,7 @@ from postroom.ports.store import Store
 from postroom.scripts.drive import Drive, Offer
 from postroom.scripts.session import create_session
 from postroom.tools.bounds import bound_output
+from postroom.tools.workspace import read_workspace_file
 
 OPERATOR = "operator"
 DEFAULT_CORE = CoreId("default")
@@ -70,6 +72,7 @@ class Room:
         self._run_locks: weakref.WeakValueDictionary[SessionId, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
+        self.router = SessionInteractionRouter(store, channels or {})
         parts = Parts(
             store,
             clock,
@@ -79,9 +82,10 @@ class Room:
             self.live,
             limits,
             bound_output,
+            Approvals(store, self.router, clock, limits),
+            read_workspace_file,
         )
         self.supervisor = Supervisor(parts, only=only)
-        self.router = SessionInteractionRouter(store, channels or {})
         self.outbox = DeliveryRuntime(store, self.router, cut=_cut, clock=clock, limits=limits)
         self.inbound = InteractionRuntime(store, limits, connected or {})
         self.channels = Channels(channels or {}, self.inbound, store, clock)

@@ -41,7 +41,7 @@ from postroom.domain.outbox import (
 )
 from postroom.errors import ConfigError, InvalidContent, NotCommitted, StoreLocked
 from postroom.ports.channel import Accepted, Channel, Inbound, OutPart
-from postroom.stores.artifacts import open_artifacts
+from postroom.stores.artifacts import LocalArtifacts
 from postroom.testing.clock import ManualClock
 from tests.support import bounded
 
@@ -49,6 +49,7 @@ SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 OTHER_SECRET = "whsec_" + base64.b64encode(b"o" * 32).decode()
 KEY = SigningKey(SECRET)
 BODY_MAX = 4_096
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
 EVENT: dict[str, Any] = {"conversation": "ticket 7", "text": "hello"}
 
 
@@ -163,7 +164,7 @@ async def opened(
 ) -> AsyncIterator[Door]:
     clock = ManualClock()
     endpoint = Endpoint(name="ci", keys=keys or (KEY,), body_bytes_max=BODY_MAX, **settings)
-    store = open_artifacts(artifacts) if artifacts else None
+    store = LocalArtifacts(artifacts) if artifacts else None
     channel = WebhookChannel(endpoint, clock=clock, artifacts=store)
     made = Door(channel, Desk(), clock)
     async with served(lambda application: application.add_routes(channel.routes())) as port:
@@ -702,24 +703,27 @@ async def test_an_auto_reply_is_marked_and_an_echo_of_our_own_message_is_no_even
 async def test_a_file_over_the_limit_becomes_a_line_and_the_text_still_arrives(
     tmp_path: Path,
 ) -> None:
-    small, large = base64.b64encode(b"abc").decode(), base64.b64encode(b"x" * 101).decode()
+    small, large = base64.b64encode(PNG).decode(), base64.b64encode(b"x" * 101).decode()
     event = {
         "conversation": "7",
         "text": "see",
         "content": [
             {"type": "image", "mediaType": "image/png", "name": "a.png", "data": small},
             {"type": "file", "mediaType": "text/plain", "name": "b.txt", "data": large},
+            {"type": "image", "mediaType": "image/png", "name": "c.png", "data": "YWJj"},
         ],
     }
     async with opened(artifacts=tmp_path, media_bytes_max=100) as door:
         assert (await bounded(door.post(event))).status == 200
-        text, image, stub = door.desk.taken[0].content
+        text, image, stub, no_image = door.desk.taken[0].content
     assert text == Text("see")
     assert isinstance(image, Image)
-    assert (image.name, image.size, image.media_type) == ("a.png", 3, "image/png")
-    assert await open_artifacts(tmp_path).get(image.artifact) == b"abc"
+    assert (image.name, image.size, image.media_type) == ("a.png", len(PNG), "image/png")
+    assert await LocalArtifacts(tmp_path).get(image.artifact) == PNG
     assert isinstance(stub, Text)
     assert all(word in stub.text for word in ("b.txt", "101 bytes", "limit is 100 bytes"))
+    assert isinstance(no_image, File)
+    assert (no_image.name, no_image.media_type) == ("c.png", "text/plain")
 
 
 async def test_without_an_artifact_store_every_file_becomes_a_line(door: Door) -> None:
@@ -937,6 +941,7 @@ async def test_what_is_not_for_this_endpoint_is_refused_before_any_call(
         conversation_key("webhook", "source", "other", "7"),
         conversation_key("telegram", "dm", "7"),
         "nonsense",
+        None,
     ]
     async with sender(receiver.url) as channel:
         for key in elsewhere:
@@ -956,7 +961,7 @@ async def test_a_closed_channel_starts_nothing(receiver: Receiver) -> None:
 async def test_a_file_goes_along_or_is_described_and_the_receipt_says_which(
     receiver: Receiver, tmp_path: Path
 ) -> None:
-    store = open_artifacts(tmp_path)
+    store = LocalArtifacts(tmp_path)
     artifact = await store.put(b"abc")
     file = File(artifact=artifact, media_type="text/plain", size=3, name="a.txt")
     gone = msgspec.structs.replace(file, artifact="sha256:" + "0" * 64)

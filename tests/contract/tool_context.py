@@ -9,6 +9,7 @@ from postroom.domain.ids import CallId, SessionId
 from postroom.ports.artifact import ArtifactStore
 from postroom.ports.tool import Tool, ToolContext, ToolOutput
 from postroom.stores.artifacts import open_artifacts
+from postroom.testing import HeardOutput
 from postroom.tools import Registry
 from tests.support import bounded
 
@@ -29,6 +30,7 @@ def context(
         principal="operator",
         artifacts=artifacts or open_artifacts("memory://"),
         progress=progress,
+        output=HeardOutput(),
     )
 
 

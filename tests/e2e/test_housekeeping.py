@@ -233,14 +233,13 @@ def test_a_restored_backup_sends_nothing_again_and_keeps_newer_cursors(postroom:
     database = apsw.Connection(str(postroom.database))
     for index, status in enumerate(statuses):
         database.execute(
-            "INSERT INTO delivery (id, sid, ord, kind, status, policy, due, created_at, updated_at,"
-            " expires_at) VALUES (?, 1, ?, 'text', ?, 'persist', 0, 0, 0, 0)",
-            (f"dlv_{status}", index, status),
+            "INSERT INTO delivery (id, sid, ord, kind, status, policy, blocks, due, created_at,"
+            " updated_at, expires_at) VALUES (?, 1, ?, 'text', ?, 'persist', ?, 0, 0, 0, 0)",
+            (f"dlv_{status}", index + 100, status, status in ("queued", "sending", "unknown")),
         )
         part = "queued" if status == "unrouted" else status
         database.execute(
-            "INSERT INTO part (delivery, idx, kind, content, key, digest, status)"
-            " VALUES (?, 0, 'text', '', '', '', ?)",
+            "INSERT INTO part (delivery, idx, kind, text, status) VALUES (?, 0, 'text', '', ?)",
             (f"dlv_{status}", part),
         )
     database.execute(
@@ -249,11 +248,11 @@ def test_a_restored_backup_sends_nothing_again_and_keeps_newer_cursors(postroom:
     database.execute(
         "INSERT INTO cursor VALUES ('bot', 'offset', '5', 100), ('bot', 'old', '9', 900)"
     )
-    database.execute("INSERT INTO dedupe VALUES ('bot', 'update-4', 100)")
+    database.execute("INSERT INTO dedupe VALUES ('bot', 'update-4', 100, 'queued', 'r', NULL, NULL)")
     copy = postroom.folder / "copy"
     postroom("db", "backup", str(copy))
     database.execute("UPDATE cursor SET value = '8', updated_at = 200 WHERE name = 'offset'")
-    database.execute("INSERT INTO dedupe VALUES ('bot', 'update-7', 200)")
+    database.execute("INSERT INTO dedupe VALUES ('bot', 'update-7', 200, 'queued', 'r', NULL, NULL)")
     database.close()
     said = postroom("db", "restore", "--yes", str(copy)).stdout
     assert "3 deliveries were not finished" in said
@@ -263,6 +262,7 @@ def test_a_restored_backup_sends_nothing_again_and_keeps_newer_cursors(postroom:
     assert [deliveries[f"dlv_{s}"] for s in statuses] == [
         *("unknown", "unknown", "sent", "unknown", "failed", "unrouted")
     ]
+    assert database.execute("SELECT sum(blocks) FROM delivery").fetchall() == [(0,)]
     assert database.execute("SELECT status FROM work WHERE key = 'dlv_queued'").fetchall() == [
         ("none",)
     ]

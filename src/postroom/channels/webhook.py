@@ -304,8 +304,10 @@ class WebhookChannel:
             case _:
                 return answer
 
-    def _own_id(self, key: ConversationKey) -> str | None:
+    def _own_id(self, key: ConversationKey | None) -> str | None:
         """The id that the endpoint itself gave the conversation; None: it is not the endpoint's."""
+        if key is None:
+            return None
         try:
             named = parse_conversation_key(key)
         except InputError:

@@ -11,8 +11,10 @@
      "replaces"?: "webhook-id of the message this edits",
      "deletes"?: "webhook-id of the message to delete"}  then no text and no content
 
-Unknown fields are refused: a typing error must not look like a success, and a message of our own
-that is echoed back is no event. Whether it was signed is settled before this is asked.
+Its bytes decide what a file is; ``mediaType`` counts where they do not tell, and an ``image`` with
+the bytes of something else arrives as a file. Unknown fields are refused: a typing error must not
+look like a success, and a message of our own that is echoed back is no event. Whether it was signed
+is settled before this is asked.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import msgspec
 
 from postroom.channels.signing import is_webhook_id
 from postroom.domain.conversation import conversation_key
+from postroom.domain.media_type import HEAD_BYTES, media_type
 from postroom.domain.message import Audio, File, Image, InputBlock, Text, Video
 from postroom.errors import InvalidContent
 from postroom.ports.artifact import ArtifactStore
@@ -173,14 +176,14 @@ async def _kept(block: _Block, artifacts: ArtifactStore | None, media_bytes_max:
         return Text(
             f"[a file was not kept: {name}, {size} bytes; the limit is {media_bytes_max} bytes]"
         )
-    made = _KINDS[type(block)]
+    kind = media_type(block.data[:HEAD_BYTES], block.media_type)
+    made = _KINDS.get((type(block), kind.partition("/")[0]), File)
     artifact = await artifacts.put(block.data)
-    return made(artifact=artifact, media_type=block.media_type, size=size, name=block.name)
+    return made(artifact=artifact, media_type=kind, size=size, name=block.name)
 
 
-_KINDS: dict[type[_Media], type[Image | Audio | Video | File]] = {
-    _Image: Image,
-    _Audio: Audio,
-    _Video: Video,
-    _File: File,
+_KINDS: dict[tuple[type[_Media], str], type[Image | Audio | Video]] = {
+    (_Image, "image"): Image,
+    (_Audio, "audio"): Audio,
+    (_Video, "video"): Video,
 }

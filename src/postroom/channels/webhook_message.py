@@ -6,7 +6,7 @@
      "conversation": "the endpoint's own id",
      "text": "…",
      "deliveryId": "dlv_…", "part": 1, "parts": 2,
-     "kind": "text|media|progress|notice",
+     "kind": "text|media|progress|notice|approval",
      "replyTo"?: "webhook-id of the message that is answered",
      "media"?: {"type": "image|audio|video|file", "mediaType": "…", "size": 123,
                 "artifact": "sha256:…", "name"?: "…", "data"?: base64}}

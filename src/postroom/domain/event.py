@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from postroom.domain.ids import CallId, CoreId, DeliveryId, MessageId, SessionId
+from postroom.domain.ids import ApprovalId, CallId, CoreId, DeliveryId, MessageId, SessionId
 from postroom.domain.message import (
     AssistantMessage,
     Block,
@@ -285,6 +285,7 @@ class DeliveryQueued(Data, frozen=True):
     owner_turn_id: int | None = None
     artifacts: tuple[str, ...] = ()
     source: str | None = None
+    metadata: dict[str, str] = {}
 
 
 class PartReceipt(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -313,6 +314,32 @@ class HistoryReplaced(Data, frozen=True):
     TYPE = "history/replaced"
     delivery_id: DeliveryId
     text: str
+
+
+class ApprovalAsked(Data, frozen=True):
+    """Somebody is asked whether a call may run, or a question. ``subject`` says what, in words.
+
+    ``kind`` is ``approval`` or ``question``; ``call_id`` is the call that waits for it.
+    """
+
+    TYPE = "approval/asked"
+    approval_id: ApprovalId
+    kind: str
+    subject: str
+    turn: int
+    step: int
+    call_id: CallId
+    expires_at: int
+    choices: tuple[str, ...] = ()
+
+
+class ApprovalDecided(Data, frozen=True):
+    """``decision`` is ``allow`` or ``deny``, or the answer to a question. ``by``: who, or what."""
+
+    TYPE = "approval/decided"
+    approval_id: ApprovalId
+    decision: str
+    by: str
 
 
 class UnknownData(Data, frozen=True):
@@ -346,6 +373,8 @@ EventData: TypeAlias = (
     | DeliveryQueued
     | DeliveryStatusChanged
     | HistoryReplaced
+    | ApprovalAsked
+    | ApprovalDecided
     | UnknownData
 )
 
@@ -374,6 +403,8 @@ TYPES: dict[str, type[EventData]] = {
         DeliveryQueued,
         DeliveryStatusChanged,
         HistoryReplaced,
+        ApprovalAsked,
+        ApprovalDecided,
     )
 }
 

@@ -34,7 +34,8 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
 
     ``history_text`` is what the history keeps (None: the text itself; media must bring one).
     ``failure_history_text`` takes its place should the delivery fail. ``reply_to`` is the
-    platform's id of the message it answers. ``source`` names the tool or module it came from.
+    platform's id of the message it answers. ``source`` names the tool or module it came from;
+    ``metadata`` is theirs, kept with the event, and addresses nothing.
     """
 
     id: DeliveryId
@@ -45,6 +46,7 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     failure_history_text: str | None = None
     reply_to: str | None = None
     source: str | None = None
+    metadata: dict[str, str] = {}
 
 
 def checked(parcel: Parcel) -> Parcel:

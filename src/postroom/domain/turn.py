@@ -24,6 +24,8 @@ import msgspec
 from postroom.domain.event import (
     AgentIdle,
     AgentRunning,
+    ApprovalAsked,
+    ApprovalDecided,
     AssistantReply,
     CancelCause,
     EndReason,
@@ -43,7 +45,7 @@ from postroom.domain.event import (
     TurnStart,
     UserMessage,
 )
-from postroom.domain.ids import CallId, MessageId, SessionId
+from postroom.domain.ids import ApprovalId, CallId, MessageId, SessionId
 from postroom.domain.inbox import EMPTY, Inbox, Pending, step_batch, turn_batch
 from postroom.domain.message import AssistantMessage, Message, Text, ToolCall
 
@@ -82,7 +84,8 @@ class AgentState(msgspec.Struct, frozen=True, omit_defaults=True):
     ``turns`` is the number of the last turn, ``requests`` how many model requests were started,
     ``owed`` that interrupted work waits for its recovery turn, ``attempts`` how many recoveries
     were tried since a turn last ended by itself. ``header`` is the seq of the last
-    request/header. ``inbox`` is kept apart by the store and joined when a decision needs it.
+    request/header. ``asking`` are the open turn's undecided approvals. ``inbox`` is kept apart by
+    the store and joined when a decision needs it.
     """
 
     status: Status = "idle"
@@ -93,6 +96,7 @@ class AgentState(msgspec.Struct, frozen=True, omit_defaults=True):
     attempts: int = 0
     turn: OpenTurn | None = None
     children: tuple[SessionId, ...] = ()
+    asking: tuple[ApprovalId, ...] = ()
     inbox: Inbox = EMPTY
 
     @property
@@ -288,6 +292,10 @@ def evolve(state: AgentState, event: EventData) -> AgentState:
                 change(c, started=True) if c.call_id == call_id else c for c in turn.calls
             )
             return change(state, turn=change(turn, calls=calls))
+        case ApprovalAsked(approval_id=approval_id):
+            return change(state, asking=(*state.asking, approval_id))
+        case ApprovalDecided(approval_id=approval_id):
+            return change(state, asking=tuple(i for i in state.asking if i != approval_id))
         case ToolResult(outcome="late"):
             return state
         case ToolResult(call_id=call_id):
@@ -416,6 +424,7 @@ def _finish(state: AgentState, command: Finish) -> tuple[EventData, ...]:
     facts = _Facts(state)
     if reply is not None:
         facts.add(reply)
+    facts.add(*_undecided(state, "cancelled" if turn.cancel is not None else "the turn is over"))
     facts.add(*command.results)
     facts.add(*_closers(_turn(facts.state), died=False))
     if turn.step_open:
@@ -430,6 +439,7 @@ def _finish(state: AgentState, command: Finish) -> tuple[EventData, ...]:
 def _take_over(state: AgentState, command: TakeOver) -> tuple[EventData, ...]:
     turn = _turn(state)
     facts = _Facts(state)
+    facts.add(*_undecided(state, "the process stopped"))
     facts.add(*_closers(turn, died=True))
     if turn.step_open:
         facts.add(StepEnd(turn.number, turn.step))
@@ -446,6 +456,11 @@ def _take_over(state: AgentState, command: TakeOver) -> tuple[EventData, ...]:
         reason = EndReason("interrupted", attempt=attempt)
     facts.add(TurnEnd(turn.number, reason))
     return facts.done()
+
+
+def _undecided(state: AgentState, by: str) -> tuple[EventData, ...]:
+    """What nobody decided is denied: an old button decides nothing any more."""
+    return tuple(ApprovalDecided(approval_id, "deny", by) for approval_id in state.asking)
 
 
 def _closers(turn: OpenTurn, *, died: bool) -> tuple[ToolResult, ...]:

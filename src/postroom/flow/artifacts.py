@@ -48,23 +48,14 @@ class SessionArtifacts:
     ) -> ArtifactRecord:
         """Puts the bytes and records them; the record, an earlier one of the session's if it has one.
 
-        ``said`` is the media type their sender gives them, believed where the bytes do not tell.
-        ``name`` becomes a plain file name. ``summary`` None: a text's first line.
+        ``said``, ``name`` and ``summary`` are as in `record_of`.
 
         Raises:
             StoreError: they were not kept, or not recorded: then no one owns them.
             UnknownSession: the session is gone.
         """
         artifact = await self._artifacts.put(data)
-        kind = media_type(data[:HEAD_BYTES], said)
-        record = ArtifactRecord(
-            artifact=artifact,
-            media_type=kind,
-            size=len(data),
-            turn=self._turn,
-            name=None if name is None else file_name(name),
-            summary=_one_line(summary) if summary is not None else _first_line(data, kind),
-        )
+        record = record_of(artifact, data, turn=self._turn, said=said, name=name, summary=summary)
         return await self._store.write(record_artifact, self._session_id, record)
 
     async def get(self, artifact: str) -> bytes:
@@ -90,6 +81,31 @@ class SessionArtifacts:
 
     async def _is_own(self, artifact: str) -> bool:
         return await self._store.read(is_of_session, self._session_id, artifact)
+
+
+def record_of(
+    artifact: str,
+    data: bytes,
+    *,
+    turn: int | None = None,
+    said: str | None = None,
+    name: str | None = None,
+    summary: str | None = None,
+) -> ArtifactRecord:
+    """The record of bytes already put, to be written by `record_artifact` in whose transaction it is.
+
+    ``said`` is the media type their sender gives them, believed where the bytes do not tell. ``name``
+    becomes a plain file name. ``summary`` None: a text's first line.
+    """
+    kind = media_type(data[:HEAD_BYTES], said)
+    return ArtifactRecord(
+        artifact=artifact,
+        media_type=kind,
+        size=len(data),
+        turn=turn,
+        name=None if name is None else file_name(name),
+        summary=_first_line(data, kind) if summary is None else _one_line(summary),
+    )
 
 
 def file_name(text: str) -> str | None:

@@ -13,7 +13,7 @@ from postroom.domain.event import Params, RequestHeader, ToolSpec
 from postroom.domain.ids import CoreId
 from postroom.ports.model import Model
 from postroom.ports.policy import Policy
-from postroom.ports.tool import Tool
+from postroom.ports.tool import Permission, Tool
 from postroom.scripts.drive import Header
 from postroom.scripts.usage import UsageRow
 
@@ -65,6 +65,8 @@ class Core:
     """One revision of a core. A running turn keeps the one it started with.
 
     ``models`` are the model and its fallbacks, in order. ``policy`` None admits everything.
+    ``permissions`` says of tools, by name, whether they are allowed, asked about or denied; of
+    others their effects decide.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Core:
         policy: Policy | None = None,
         turn_steps_max: int | None = None,
         budget: Budget | None = None,
+        permissions: Mapping[str, Permission] | None = None,
     ) -> None:
         self.id = id
         self.revision = revision
@@ -90,6 +93,7 @@ class Core:
         self.policy = policy
         self.turn_steps_max = turn_steps_max
         self.budget = budget or Budget()
+        self.permissions: Mapping[str, Permission] = permissions or {}
         self._headers: dict[str, Header] = {}
 
     @cached_property

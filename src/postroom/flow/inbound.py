@@ -137,7 +137,7 @@ class InteractionRuntime:
         cursor: tuple[str, str] | None = None,
     ) -> None:
         log.warning("%s: an event was put aside: %s", channel, error)
-        text = raw.decode("utf-8", "replace")
+        text = raw.decode("utf-8", "replace").replace("\0", "\ufffd")
         await self._store.write(scripts.quarantine, channel, dedupe, text, error, cursor)
 
     async def policy(self, session_id: SessionId, batch: tuple[Message, ...]) -> Verdict:

@@ -29,8 +29,11 @@ from postroom.domain.event import (
     AssistantReply,
     EndReason,
     ErrorInfo,
+    Event,
     ModelRetry,
     ToolResult,
+    TurnStart,
+    UserMessage,
 )
 from postroom.domain.ids import CallId, ClaimToken, SessionId
 from postroom.domain.message import (
@@ -55,9 +58,12 @@ from postroom.errors import (
     StoreError,
     ToolFailure,
 )
+from postroom.flow.approvals import Approvals, Decision, permission, subject_of
+from postroom.flow.artifacts import SessionArtifacts
 from postroom.flow.context import Contexts, load_media
 from postroom.flow.core import Core, CoreSource
 from postroom.flow.live import Live, LiveHub
+from postroom.flow.output import LoadFile, TurnOutput
 from postroom.ports.artifact import ArtifactStore
 from postroom.ports.clock import Clock
 from postroom.ports.model import (
@@ -71,8 +77,9 @@ from postroom.ports.model import (
 )
 from postroom.ports.policy import Admit
 from postroom.ports.store import Store, Tx
-from postroom.ports.tool import ToolContext, ToolOutput
+from postroom.ports.tool import Permission, ToolContext, ToolOutput
 from postroom.scripts import drive as scripts
+from postroom.scripts.approvals import OPERATOR
 from postroom.scripts.drive import Drive, Header, Judged, Progress
 from postroom.scripts.usage import usage_of_day, usage_of_session
 
@@ -103,6 +110,8 @@ class Parts(msgspec.Struct, frozen=True):
     live: LiveHub
     limits: Limits
     bound: Bound
+    approvals: Approvals
+    load_file: LoadFile
 
 
 class BudgetSpent(PostroomError):
@@ -136,7 +145,8 @@ class Driver:
         self.done = False
         self._core: Core | None = None
         self._cwd: str | None = None
-        self._owner = "operator"
+        self._owner = OPERATOR
+        self._principal = OPERATOR
         self._context = Context()
         self._draining = False
         self._armed: asyncio.Task[Any] | None = None
@@ -224,7 +234,21 @@ class Driver:
         self._parts.contexts.keep(self._id, self._context)
 
     async def _catch_up(self, progress: Progress) -> None:
+        for event in progress.events:
+            if event.type == TurnStart.TYPE:
+                self._principal = self._owner
+            elif event.type == UserMessage.TYPE:
+                self._hear(event)
         await self._parts.contexts.catch_up(self._context, self._id, progress)
+
+    def _hear(self, event: Event) -> None:
+        """A turn in which anybody but the operator has spoken works for them."""
+        data = event.data
+        if isinstance(data, UserMessage) and data.message.source.sender_id is not None:
+            self._principal = data.message.source.principal or data.message.source.kind
+
+    def _artifacts_of(self, turn: OpenTurn) -> SessionArtifacts:
+        return SessionArtifacts(self._store, self._parts.artifacts, self._id, turn.number)
 
     async def _begin(self, progress: Progress) -> Progress:
         number = progress.state.turns + 1
@@ -304,7 +328,8 @@ class Driver:
             kind = "refused" if reply.finish == "content_filter" else "completed"
             return await self._finish(turn, EndReason(kind), data)
         calls = [b for b in content if isinstance(b, ToolCall)]
-        first = self._startable(deque(calls), 0, False)
+        held = any(self._permission(c) != "allow" for c in calls)
+        first = [] if held else self._startable(deque(calls), 0, False)
         progress = await self._write(
             scripts.record_reply,
             self._id,
@@ -454,6 +479,14 @@ class Driver:
         results: dict[CallId, ToolResult] = {}
         logged = 0
         try:
+            for call, why in await self._denied(
+                turn, [c for c in waiting if c.call_id not in started]
+            ):
+                waiting.remove(call)
+                text = f"This call was not allowed to run: {why}."
+                results[CallId(call.call_id)] = ToolResult(
+                    turn.number, turn.step, CallId(call.call_id), (Text(text),), "error"
+                )
             while waiting or running:
                 alone = any(self._is_exclusive(c) for c in running.values())
                 batch = self._startable(waiting, len(running), alone)
@@ -500,6 +533,49 @@ class Driver:
             return await self._finish(turn, EndReason("max_steps"), results=rest)
         return await self._next_step(turn, rest)
 
+    def _permission(self, call: ToolCall) -> Permission:
+        core = self._in_use
+        tool = core.tools.get(call.name)
+        if tool is None:
+            return "allow"  # there is nothing to run: its result says so
+        return permission(tool, core.permissions.get(call.name), self._principal)
+
+    async def _denied(
+        self, turn: OpenTurn, calls: Sequence[ToolCall]
+    ) -> list[tuple[ToolCall, str]]:
+        """The calls that may not run, and why. Where one is asked about the whole step waits."""
+        denied: list[tuple[ToolCall, str]] = []
+        asked: list[tuple[ToolCall, asyncio.Task[Decision]]] = []
+        for call in calls:
+            match self._permission(call):
+                case "allow":
+                    continue
+                case "deny":
+                    denied.append((call, "the core's policy denies this tool"))
+                case "ask":
+                    asked.append((call, asyncio.ensure_future(self._ask(turn, call))))
+        try:
+            if asked:
+                await self._interruptible(asyncio.wait([task for _, task in asked]))
+            for call, task in asked:
+                decision = task.result()
+                if not decision.allowed:
+                    denied.append((call, decision.why))
+        finally:
+            for _, task in asked:
+                task.cancel()
+        return denied
+
+    async def _ask(self, turn: OpenTurn, call: ToolCall) -> Decision:
+        return await self._parts.approvals.ask(
+            self._id,
+            self._fence,
+            turn=turn.number,
+            step=turn.step,
+            call_id=CallId(call.call_id),
+            subject=subject_of(call.name, call.arguments),
+        )
+
     async def _next_step(self, turn: OpenTurn, results: tuple[ToolResult, ...]) -> Progress:
         while True:
             judged = None
@@ -544,7 +620,7 @@ class Driver:
         """One call's result, whatever the tool does: raises, hangs, answers too much."""
         output = await self._outcome(turn, call)
         try:
-            content = await self._bounded(output)
+            content = await self._bounded(turn, output)
         except Exception as error:
             log.exception("%s: the output of %s could not be kept", self._id, call.name)
             content = (Text(f"The tool ran, but its output could not be kept: {error}"),)
@@ -552,9 +628,9 @@ class Driver:
         outcome = "error" if output.is_error else "ok"
         return ToolResult(turn.number, turn.step, CallId(call.call_id), content, outcome)
 
-    async def _bounded(self, output: ToolOutput) -> tuple[Block, ...]:
+    async def _bounded(self, turn: OpenTurn, output: ToolOutput) -> tuple[Block, ...]:
         limit = self._limits.tool_text_bytes_max
-        return tuple(await self._parts.bound(output, self._parts.artifacts, limit))
+        return tuple(await self._parts.bound(output, self._artifacts_of(turn), limit))
 
     async def _outcome(self, turn: OpenTurn, call: ToolCall) -> ToolOutput:
         tool = self._in_use.tools.get(call.name)
@@ -573,15 +649,27 @@ class Driver:
                 )
             )
 
+        artifacts = self._artifacts_of(turn)
         ctx = ToolContext(
             session_id=self._id,
             turn=turn.number,
             step=turn.step,
             call_id=CallId(call.call_id),
             cwd=self._cwd,
-            principal=self._owner,
-            artifacts=self._parts.artifacts,
+            principal=self._principal,
+            artifacts=artifacts,
             progress=progress,
+            output=TurnOutput(
+                self._store,
+                artifacts,
+                self._parts.load_file,
+                session_id=self._id,
+                turn=turn.number,
+                fence=self._fence,
+                owner=self._owner,
+                cwd=self._cwd,
+                source=call.name,
+            ),
         )
         limit_ms = tool.timeout_ms or self._limits.tool_timeout_ms
 
@@ -623,7 +711,7 @@ class Driver:
 
         async def late() -> None:
             output = await task
-            content = await self._bounded(output)
+            content = await self._bounded(turn, output)
             result = ToolResult(turn.number, turn.step, CallId(call.call_id), content, "late")
             try:
                 await self._write(scripts.record_late, self._id, self._fence, result)

@@ -17,13 +17,16 @@ from postroom.domain.event import ToolSpec
 from postroom.domain.ids import CallId, SessionId
 from postroom.domain.message import MediaBlock
 from postroom.ports.artifact import ArtifactStore
+from postroom.ports.output import Output
 
+Permission: TypeAlias = Literal["allow", "ask", "deny"]
 Effects: TypeAlias = Literal["none", "workspace", "outside"]
 
 
 class ToolContext(msgspec.Struct, frozen=True):
     """``cwd`` is the session's workspace (None: it has none). ``principal`` is who the turn's
-    messages came from. ``progress`` shows a line to whoever watches, and keeps nothing.
+    messages came from. ``progress`` shows a line to whoever watches, and keeps nothing. ``output``
+    speaks to the session's conversation, through the outbox.
     """
 
     session_id: SessionId
@@ -34,6 +37,7 @@ class ToolContext(msgspec.Struct, frozen=True):
     principal: str
     artifacts: ArtifactStore
     progress: Callable[[str], None]
+    output: Output
 
 
 class ToolOutput(msgspec.Struct, frozen=True):

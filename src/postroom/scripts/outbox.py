@@ -161,6 +161,7 @@ def send(
                     turn,
                     tuple(p.media.artifact for p in parcel.pieces if p.media is not None),
                     parcel.source,
+                    parcel.metadata,
                 ),
             )
         )

@@ -11,6 +11,7 @@ from postroom.domain.context import HISTORY_TYPES
 from postroom.domain.event import (
     AgentIdle,
     AgentRunning,
+    ApprovalDecided,
     AssistantReply,
     Event,
     EventData,
@@ -211,6 +212,12 @@ class LockedSession:
             told = of_ending(self.id, data.turn, data.reason, self._is_silent())
             if told is not None:
                 self.owe(told, data.turn)
+        elif isinstance(data, ApprovalDecided):
+            tx.execute(
+                "UPDATE approval SET status = 'decided', decision = :decision, decided_by = :by"
+                " WHERE id = :id",
+                {"decision": data.decision, "by": data.by, "id": data.approval_id},
+            )
         elif isinstance(data, HistoryCompacted):
             tx.execute(
                 "UPDATE session SET context_from = :seq WHERE sid = :sid AND :first <= context_from",

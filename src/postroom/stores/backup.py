@@ -212,10 +212,11 @@ def _doubt_what_was_under_way(path: Path) -> int:
         ).fetchall()
         connection.execute(
             "UPDATE part SET status = 'unknown', error = 'a backup was restored'"
-            " WHERE status IN ('queued', 'sending')"
+            " WHERE status IN ('queued', 'sending') AND delivery IN"
+            " (SELECT id FROM delivery WHERE status IN ('queued', 'sending', 'unknown'))"
         )
         connection.execute(
-            "UPDATE delivery SET status = 'unknown', handed_over = 1"
+            "UPDATE delivery SET status = 'unknown', handed_over = 1, blocks = 0, unknown_at = NULL"
             " WHERE status IN ('queued', 'sending', 'unknown')"
         )
         connection.execute(

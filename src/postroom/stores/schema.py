@@ -213,15 +213,12 @@ MIGRATIONS: list[list[str]] = [
         """CREATE TABLE approval (
             id TEXT PRIMARY KEY,
             sid BIGINT NOT NULL,
-            turn BIGINT,
-            step BIGINT,
-            call_id TEXT,
             kind TEXT NOT NULL,
             subject TEXT NOT NULL,
             status TEXT NOT NULL,
             decision TEXT,
             decided_by TEXT,
-            asked INTEGER NOT NULL DEFAULT 0,
+            ref TEXT,
             created_at BIGINT NOT NULL,
             expires_at BIGINT NOT NULL
         ) {without_rowid}""",

@@ -8,6 +8,7 @@ way on purpose: `FaultyStore`. Without a disk: `MemoryStore`. In any order: `eve
 from postroom.testing.clock import ManualClock
 from postroom.testing.memory import MemoryStore
 from postroom.testing.model import Asked, PuppetModel, calling, scripted
+from postroom.testing.output import HeardOutput
 from postroom.testing.scheduler import (
     ScheduledModel,
     ScheduledStore,
@@ -23,6 +24,7 @@ __all__ = [
     "Asked",
     "Called",
     "FaultyStore",
+    "HeardOutput",
     "ManualClock",
     "MemoryStore",
     "PlainTool",

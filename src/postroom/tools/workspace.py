@@ -277,3 +277,19 @@ def _told(shown: str) -> Generator[None, None, None]:
         raise ToolFailure(text) from error
     except ValueError as error:  # a name that the file system cannot have
         raise ToolFailure(f"{shown!r} is not a path: {error}") from error
+
+
+SENT_BYTES_MAX = 50 * 1024 * 1024
+
+
+def read_workspace_file(cwd: str | None, path: str) -> bytes:
+    """The whole of a file of the workspace, for sending.
+
+    Raises:
+        ToolFailure: it is not there, not a regular file, not allowed, or over 50 MiB.
+    """
+    with Workspace(cwd).file(path) as opened:
+        if opened.size > SENT_BYTES_MAX:
+            raise ToolFailure(f"{opened.shown} is too large to send: {opened.size:,} bytes")
+        with open(opened.fd, "rb", closefd=False) as file:
+            return file.read(SENT_BYTES_MAX)
