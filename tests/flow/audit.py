@@ -18,7 +18,13 @@ from postroom.models.chat import CHAT, body_of
 from postroom.ports.model import ModelRequest
 from tests.servers.strict_chat import as_anthropic, validate_anthropic, validate_openai
 
-_WHILE_IDLE = ("session/created", "agent/running")
+_WHILE_IDLE = (
+    "session/created",
+    "agent/running",
+    "delivery/queued",
+    "delivery/status",
+    "history/replaced",
+)
 
 
 class _Auditor:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from postroom.domain.ids import ClaimToken, SessionId
+from postroom.domain.ids import ApprovalId, ClaimToken, SessionId
 from postroom.domain.message import Message, Source, Text, text_of
 from postroom.errors import InputError
 from postroom.ports.store import Tx
+from postroom.scripts.approvals import NotAsked, decide_approval, open_approvals
 from postroom.scripts.inbound import Answer, Arrival, Command, message_id_of, start_over
 from postroom.scripts.inbox import (
     cancel,
@@ -38,6 +39,7 @@ HELP = """\
 /queue – what waits; /queue edit N TEXT, /queue remove N
 /steer TEXT – say something to the work that goes on
 /retry – try again what failed
+/allow, /deny [id] – answer when I ask whether I may do something
 /help – this"""
 
 
@@ -196,6 +198,41 @@ def _retry(said: _Said) -> Answer:
     return said.answer("Trying again." if len(pairs) == 1 else f"Trying {len(pairs)} again.")
 
 
+def _allow(said: _Said) -> Answer:
+    return _decide(said, "allow", "Allowed.")
+
+
+def _deny(said: _Said) -> Answer:
+    return _decide(said, "deny", "Denied.")
+
+
+def _decide(said: _Said, decision: str, done: str) -> Answer:
+    asked = open_approvals(said.tx, said.session_id)
+    if said.rest:
+        approval_id = ApprovalId(said.rest)
+    elif len(asked) == 1:
+        approval_id = asked[0].approval_id
+    elif asked:
+        lines = [f"{a.subject}\n/{decision} {a.approval_id}" for a in asked]
+        return said.answer("\n\n".join(["Which?", *lines]))
+    else:
+        return said.answer("Nothing is asked.")
+    by = said.source.sender or said.source.sender_id or "somebody"
+    try:
+        decide_approval(
+            said.tx,
+            approval_id,
+            decision,
+            by=by,
+            principal=said.source.principal or "",
+            ref=said.ref,
+            session_id=said.session_id,
+        )
+    except NotAsked as error:
+        return said.answer(error.message[0].upper() + error.message[1:] + ".")
+    return said.answer(done)
+
+
 _COMMANDS: dict[str, Callable[[_Said], Answer]] = {
     "new": _new,
     "resume": _resume,
@@ -205,5 +242,7 @@ _COMMANDS: dict[str, Callable[[_Said], Answer]] = {
     "queue": _queue,
     "steer": _steer,
     "retry": _retry,
+    "allow": _allow,
+    "deny": _deny,
     "help": _help,
 }

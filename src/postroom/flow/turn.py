@@ -485,7 +485,7 @@ class Driver:
                 waiting.remove(call)
                 text = f"This call was not allowed to run: {why}."
                 results[CallId(call.call_id)] = ToolResult(
-                    turn.number, turn.step, CallId(call.call_id), (Text(text),), "error"
+                    turn.number, turn.step, CallId(call.call_id), (Text(text),), "not_started"
                 )
             while waiting or running:
                 alone = any(self._is_exclusive(c) for c in running.values())

@@ -1,7 +1,9 @@
 """What comes in from a platform: one transaction for its dedupe key, cursor, session and message.
 
 The first thing written is the dedupe key: whoever writes it takes the event, and everybody else, then
-or later, finds out what became of it. The platform is acknowledged after the commit.
+or later, finds out what became of it. Then the conversation's binding is locked: what comes in of one
+conversation is taken one after the other, so that a message never lands in a session that a command
+beside it has just left. The platform is acknowledged after the commit.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ from typing import TypeAlias
 import msgspec
 
 from postroom.domain.conversation import ConversationKey
-from postroom.domain.event import SessionCreated
+from postroom.domain.event import InboxReplaced, SessionCreated
 from postroom.domain.ids import ClaimToken, CoreId, DeliveryId, MessageId, SessionId
-from postroom.domain.message import Message
+from postroom.domain.message import Message, text_of
 from postroom.domain.parcel import Parcel, Piece
 from postroom.ports.channel import Accepted
 from postroom.ports.store import Tx
 from postroom.scripts.inbox import Operation, put_message, remove_message, replace_message
-from postroom.scripts.routes import bind_conversation, unbind_conversation, write_binding
+from postroom.scripts.routes import bind_conversation, write_binding
+from postroom.scripts.sending import SEND
 from postroom.scripts.session import LockedSession, insert_session, lock_session
+
+TITLE_MAX = 60
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,23 +76,25 @@ def accept_message(
 ) -> Accepted:
     """Queues a message of a conversation; binds the conversation to its session first.
 
-    ``replaces`` is the dedupe key of the message it edits: a pending one is replaced, one that has
-    entered a turn is followed by this new one.
+    ``replaces`` is the dedupe key of the message it edits: a pending one is replaced, where it
+    waits; one that has entered a turn is followed by this new one.
     """
     known = _take(tx, arrival)
     if known is not None:
         return known
+    again = _session_with(tx, message.id)
+    if again is not None:  # its dedupe key was forgotten; a message's id never is
+        return _done(tx, arrival, Accepted("duplicate", again, message.id))
     session_id = _session_of(tx, arrival)
     if replaces is not None:
-        old = message_id_of(arrival.channel, replaces)
-        if replace_message(tx, session_id, old, message):
-            return _done(tx, arrival, Accepted("edited", session_id, message.id))
+        found = _own_message(tx, arrival, replaces)
+        if found is not None and replace_message(tx, *found, message):
+            return _done(tx, arrival, Accepted("edited", found[0], message.id))
     session = lock_session(tx, session_id)
-    bind_conversation(
-        tx, session.sid, arrival.channel, arrival.conversation, ClaimToken(arrival.ref)
-    )
-    busy = session.state.turn is not None
+    _bind(session, arrival)
+    busy = session.state.status == "running"
     put_message(session, message, operation, pending_max=pending_max, run=None)
+    entitle(tx, session.sid, message)
     if busy and operation == "followup":
         _owe(session, arrival, queued_text(session.pending))
     session.save()
@@ -106,10 +113,11 @@ def delete_message(tx: Tx, arrival: Arrival, deletes: str) -> Accepted:
     known = _take(tx, arrival)
     if known is not None:
         return known
-    session_id = _bound(tx, arrival)
-    old = message_id_of(arrival.channel, deletes)
-    removed = session_id is not None and remove_message(tx, session_id, old, arrival.ref)
-    return _done(tx, arrival, Accepted("deleted" if removed else "ignored", session_id, None))
+    found = _own_message(tx, arrival, deletes)
+    if found is None:
+        return _done(tx, arrival, Accepted("ignored"))
+    removed = remove_message(tx, *found, arrival.ref)
+    return _done(tx, arrival, Accepted("deleted" if removed else "ignored", found[0]))
 
 
 def run_command(tx: Tx, arrival: Arrival, command: Command) -> Accepted:
@@ -119,9 +127,7 @@ def run_command(tx: Tx, arrival: Arrival, command: Command) -> Accepted:
         return known
     answer = command(tx, arrival, _session_of(tx, arrival))
     session = lock_session(tx, answer.session_id)
-    bind_conversation(
-        tx, session.sid, arrival.channel, arrival.conversation, ClaimToken(arrival.ref)
-    )
+    _bind(session, arrival)
     if answer.text is not None:
         _owe(session, arrival, answer.text)
         session.save()
@@ -136,13 +142,16 @@ def drop(tx: Tx, arrival: Arrival, accepted: Accepted) -> Accepted:
 def quarantine(
     tx: Tx, channel: str, dedupe: str, raw: str, error: str, cursor: tuple[str, str] | None
 ) -> None:
-    """Keeps an event that could not be understood, and moves the cursor past it."""
-    tx.execute(
+    """Keeps an event that could not be understood, and moves the cursor past it, once."""
+    row = {"channel": channel, "key": dedupe, "raw": raw, "error": error, "now": tx.now()}
+    known = tx.execute("SELECT 1 FROM dedupe WHERE channel = :channel AND key = :key", row)
+    kept = tx.execute(
         "INSERT INTO quarantine (channel, key, raw, error, at)"
-        " VALUES (:channel, :key, :raw, :error, :now) ON CONFLICT (channel, key) DO NOTHING",
-        {"channel": channel, "key": dedupe, "raw": raw, "error": error, "now": tx.now()},
+        " VALUES (:channel, :key, :raw, :error, :now) ON CONFLICT (channel, key) DO NOTHING"
+        " RETURNING 1",
+        row,
     )
-    if cursor is not None:
+    if cursor is not None and kept and not known:
         _move(tx, channel, cursor)
 
 
@@ -154,29 +163,45 @@ def read_cursor(tx: Tx, channel: str, name: str) -> str | None:
     return rows[0][0] if rows else None
 
 
-def forget_old(tx: Tx, kept_ms: int) -> int:
-    """Drops dedupe keys older than any platform repeats; how many."""
-    rows = tx.execute(
-        "DELETE FROM dedupe WHERE at < :before RETURNING 1", {"before": tx.now() - kept_ms}
-    )
-    return len(rows)
+def forget_old(tx: Tx, before: int) -> None:
+    """Drops the dedupe keys of events taken before a time (Unix ms): no platform repeats them now."""
+    tx.execute("DELETE FROM dedupe WHERE at < :before", {"before": before})
 
 
 def start_over(
     tx: Tx, arrival: Arrival, session_id: SessionId, *, to: SessionId | None
 ) -> SessionId:
-    """Has the conversation talk to another session: ``to``, or a new one (None)."""
-    old = lock_session(tx, session_id)
-    unbind_conversation(tx, old.sid, arrival.channel, arrival.conversation)
+    """Has the conversation talk to another session than ``session_id``: ``to``, or a new one (None).
+
+    Whoever calls it binds the route (`run_command` does), and so takes it from the old session.
+    """
     if to is None:
-        made = insert_session(tx, arrival.new_session, _created(arrival))
+        to = arrival.new_session
+        if to == session_id:
+            return to  # it had none before: the one made for this very command is new
+        made = insert_session(tx, to, _created(arrival))
         assert made is not None
         made.save()
-        sid, to = made.sid, arrival.new_session
+        sid = made.sid
     else:
         sid = lock_session(tx, to).sid
     write_binding(tx, arrival.core_id, arrival.channel, arrival.conversation, sid)
     return to
+
+
+def entitle(tx: Tx, sid: int, message: Message) -> None:
+    """Calls a session by the first words said in it, if it has no title yet."""
+    words = "".join(c if c.isprintable() else " " for c in text_of(message.content)).split()
+    if not words:
+        return
+    title = " ".join(words)
+    if len(title) > TITLE_MAX:
+        cut = title[: TITLE_MAX - 1]
+        title = (cut[: cut.rfind(" ")] if " " in cut else cut) + "…"
+    tx.execute(
+        "UPDATE session SET title = :title WHERE sid = :sid AND title IS NULL",
+        {"title": title, "sid": sid},
+    )
 
 
 # ---- the steps ----
@@ -232,21 +257,73 @@ def _move(tx: Tx, channel: str, cursor: tuple[str, str]) -> None:
 
 
 def _bound(tx: Tx, arrival: Arrival) -> SessionId | None:
+    """The session the conversation is bound to; nobody binds it anew until this transaction is over."""
     rows = tx.execute(
-        "SELECT session.id FROM binding JOIN session ON session.sid = binding.sid"
-        " WHERE binding.core_id = :core AND binding.channel = :channel"
-        " AND binding.conversation = :conversation",
+        "SELECT sid FROM binding WHERE core_id = :core AND channel = :channel"
+        f" AND conversation = :conversation{tx.for_update}",
         {
             "core": arrival.core_id,
             "channel": arrival.channel,
             "conversation": arrival.conversation,
         },
     )
-    return SessionId(rows[0][0]) if rows else None
+    sid = rows[0][0] if rows else None
+    named = tx.execute("SELECT id FROM session WHERE sid = :sid", {"sid": sid})
+    return SessionId(named[0][0]) if named else None
+
+
+def _session_with(tx: Tx, message_id: MessageId) -> SessionId | None:
+    """Where a message of this id was queued, however long ago; None: nowhere."""
+    rows = tx.execute(
+        "SELECT session.id FROM message LEFT JOIN session ON session.sid = message.sid"
+        " WHERE message.id = :id",
+        {"id": message_id},
+    )
+    return SessionId(rows[0][0] or "") if rows else None
+
+
+def _own_message(tx: Tx, arrival: Arrival, dedupe: str) -> tuple[SessionId, MessageId] | None:
+    """The message an event became, with its session, if it is this conversation's own.
+
+    It may have been edited since, by its sender or with /queue: then it is what took its place.
+    """
+    message_id = message_id_of(arrival.channel, dedupe)
+    rows = tx.execute(
+        "SELECT session.id, message.seq FROM message"
+        " JOIN session ON session.sid = message.sid"
+        " JOIN conversation ON conversation.sid = message.sid"
+        " WHERE message.id = :id AND conversation.core_id = :core"
+        " AND conversation.channel = :channel AND conversation.conversation = :conversation",
+        {
+            "id": message_id,
+            "core": arrival.core_id,
+            "channel": arrival.channel,
+            "conversation": arrival.conversation,
+        },
+    )
+    if not rows:
+        return None
+    session = lock_session(tx, SessionId(rows[0][0]))
+    for event in session.events(rows[0][1], InboxReplaced):
+        data = event.data
+        if isinstance(data, InboxReplaced) and data.message_id == message_id:
+            message_id = data.message.id
+    return session.id, message_id
+
+
+def _bind(session: LockedSession, arrival: Arrival) -> None:
+    """Makes the conversation the session's primary route; what waits for one may go there."""
+    if bind_conversation(
+        session.tx, session.sid, arrival.channel, arrival.conversation, arrival.ref
+    ):
+        session.tx.wake(SEND, session.id)
 
 
 def _session_of(tx: Tx, arrival: Arrival) -> SessionId:
-    """The session the conversation talks to; made if it has none. Two at once make one."""
+    """The session the conversation talks to; made if it has none. Two at once make one.
+
+    The binding is written before its session is made: whoever comes second waits for the first.
+    """
     first = tx.execute(
         "INSERT INTO binding (core_id, channel, conversation, sid, bound_at)"
         " VALUES (:core, :channel, :conversation, 0, :now)"
@@ -277,9 +354,8 @@ def _created(arrival: Arrival) -> SessionCreated:
 
 def _owe(session: LockedSession, arrival: Arrival, text: str) -> None:
     """Something the host says to this conversation, outside of any turn."""
-    digest = message_id_of(arrival.channel, arrival.dedupe).removeprefix("msg_in_")
     parcel = Parcel(
-        id=DeliveryId(f"dlv_in_{digest}"),
+        id=DeliveryId(f"dlv_in_{arrival.ref}"),
         kind="notice",
         pieces=(Piece(text),),
         policy="transient",

@@ -13,7 +13,7 @@ import msgspec
 
 from postroom.domain.conversation import ConversationKey, parse_conversation_key
 from postroom.domain.ids import ClaimToken, CoreId, NodeId, SessionId
-from postroom.errors import InputError
+from postroom.errors import InputError, UnknownSession
 from postroom.ports.store import Row, Tx
 
 
@@ -131,11 +131,21 @@ def bind_route(
     channel: str,
     node: NodeId,
 ) -> None:
-    """Makes a connection of this process the session's primary route. ``token`` is the caller's."""
+    """Makes a connection of this process the session's primary route. ``token`` is the caller's.
+
+    A token that is bound already keeps its place: only its process gets a new name.
+
+    Raises:
+        UnknownSession: there is no such session.
+    """
+    if not tx.execute("SELECT 1 FROM session WHERE id = :id", {"id": session_id}):
+        raise UnknownSession(
+            f"there is no session {session_id}", hint="`postroom session list` shows them"
+        )
     tx.execute(
         "INSERT INTO route (sid, token, channel, conversation, node, bound_at)"
         " SELECT sid, :token, :channel, NULL, :node, :now FROM session WHERE id = :id"
-        " ON CONFLICT (token) DO NOTHING",
+        " ON CONFLICT (token) DO UPDATE SET node = excluded.node",
         {
             "token": token,
             "channel": channel,
@@ -154,15 +164,18 @@ def unbind_route(tx: Tx, token: ClaimToken) -> None:
 
 def bind_conversation(
     tx: Tx, sid: int, channel: str, conversation: ConversationKey, token: ClaimToken
-) -> None:
-    """Makes a conversation its session's primary route, and no other session's any more."""
+) -> bool:
+    """Makes a conversation its session's primary route, and no other session's any more.
+
+    False: it was that already.
+    """
     known = tx.execute(
         "SELECT id, sid FROM route WHERE channel = :channel AND conversation = :conversation",
         {"channel": channel, "conversation": conversation},
     )
     newest = tx.execute("SELECT max(id) FROM route WHERE sid = :sid", {"sid": sid})[0][0]
     if [(r[0], r[1]) for r in known] == [(newest, sid)]:
-        return  # it is the primary route already
+        return False
     for row in known:
         tx.execute("DELETE FROM route WHERE id = :id", {"id": row[0]})
     tx.execute(
@@ -177,6 +190,7 @@ def bind_conversation(
             "now": tx.now(),
         },
     )
+    return True
 
 
 def unbind_conversation(tx: Tx, sid: int, channel: str, conversation: ConversationKey) -> None:
@@ -227,12 +241,15 @@ def write_binding(
 def sessions_of(
     tx: Tx, core_id: CoreId, channel: str, conversation: ConversationKey, limit: int = 20
 ) -> list[tuple[SessionId, str | None, int]]:
-    """A conversation's own sessions: id, title, last change (Unix ms); the newest first."""
+    """A conversation's own sessions: id, title, last change (Unix ms); the newest first.
+
+    Their order is that of their making, so that a number keeps its meaning while work goes on.
+    """
     rows = tx.execute(
         "SELECT session.id, session.title, session.updated_at FROM conversation"
         " JOIN session ON session.sid = conversation.sid WHERE conversation.core_id = :core"
         " AND channel = :channel AND conversation = :conversation"
-        " ORDER BY session.updated_at DESC, session.id LIMIT :limit",
+        " ORDER BY conversation.since DESC, session.sid DESC LIMIT :limit",
         {"core": core_id, "channel": channel, "conversation": conversation, "limit": limit},
     )
     return [(SessionId(r[0]), r[1], r[2]) for r in rows]
