@@ -63,7 +63,7 @@ class Room:
         self.store = store
         self.artifacts = artifacts
         self._cores = cores
-        self._used: dict[int, Core] = {}
+        self._used: dict[int, tuple[Core, Core]] = {}
         self.clock = clock
         self.limits = limits
         self.live = LiveHub()
@@ -88,7 +88,10 @@ class Room:
         self.supervisor = Supervisor(parts, only=only)
         self.outbox = DeliveryRuntime(store, self.router, cut=_cut, clock=clock, limits=limits)
         self.inbound = InteractionRuntime(store, limits, connected or {})
-        self.channels = Channels(channels or {}, self.inbound, store, clock)
+        self.channels = Channels(
+            channels or {}, self.inbound, store, clock, kept_ms=limits.dedupe_kept_ms
+        )
+        self._connected = frozenset(c.core_id for c in (connected or {}).values())
 
     def agent(
         self,
@@ -133,10 +136,18 @@ class Room:
         self.channels.start()
 
     def cores(self, core_id: CoreId) -> Core:
-        """The core of this id as it is now; its models are closed with the room."""
+        """The core of this id as it is now; its models are closed with the room.
+
+        One that is connected to channels asks, at each claim, whether the sender may still talk.
+        """
         core = self._cores(core_id)
-        self._used[id(core)] = core
-        return core
+        used = self._used.get(id(core))
+        if used is None:
+            guarded = core
+            if core_id in self._connected:
+                guarded = core.with_policy(self.inbound.guarded(core.policy))
+            used = self._used[id(core)] = (core, guarded)
+        return used[1]
 
     def _run_lock(self, session_id: SessionId) -> asyncio.Lock:
         lock = self._run_locks.get(session_id)
@@ -153,12 +164,13 @@ class Room:
 
     async def _end(self, budget_ms: int) -> None:
         await self.channels.stop_receiving()
+        self.router.close()
         await self.supervisor.drain(budget_ms)
         self._closing.set_result(None)
         try:
             await self.outbox.drain(budget_ms)
             await self.channels.aclose()
-            for core in self._used.values():
+            for core, _ in self._used.values():
                 for model in core.models:
                     await model.aclose()
         finally:

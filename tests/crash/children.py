@@ -56,13 +56,16 @@ def _facts(text: str) -> list[dict[str, Any]]:
 class Nursery:
     """One parent process that forks an actor a plan: no actor pays for the imports."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "tests.crash.actor") -> None:
         self._process = subprocess.Popen(
-            [*_ACTOR, "--nursery"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", module, "--nursery"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         self._lock = threading.Lock()
 
-    def play(self, plan: Plan) -> Outcome:
+    def play(self, plan: msgspec.Struct) -> Outcome:
         """Plays one plan to its end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -16,7 +16,7 @@ from postroom.domain.message import Message, Source, Text, text_of
 from postroom.errors import InputError
 from postroom.ports.store import Tx
 from postroom.scripts.approvals import NotAsked, decide_approval, open_approvals
-from postroom.scripts.inbound import Answer, Arrival, Command, message_id_of, start_over
+from postroom.scripts.inbound import Answer, Arrival, Command, entitle, start_over
 from postroom.scripts.inbox import (
     cancel,
     queue_message,
@@ -26,9 +26,12 @@ from postroom.scripts.inbox import (
 )
 from postroom.scripts.log import PendingInfo, list_pending, session_info
 from postroom.scripts.routes import sessions_of
+from postroom.scripts.session import lock_session
 
-_COMMAND = re.compile(r"/([a-z]+)(?:@\S+)?(?:\s+(.*))?\Z", re.DOTALL)
+_COMMAND = re.compile(r"/([a-z]+)(?:@\S+)?(?:\s+(.*))?\Z", re.DOTALL | re.IGNORECASE)
+_NUMBER = re.compile(r"[0-9]{1,9}\Z")
 _SHOWN = 60
+_OWN_MAX = 10_000
 
 HELP = """\
 /new – start a new conversation; this one is kept
@@ -53,17 +56,18 @@ class Asked(msgspec.Struct, frozen=True):
 def parse(text: str) -> Asked | None:
     """The command in a message; None: it is for the model."""
     match = _COMMAND.match(text.strip())
-    if match is None or match[1] not in _COMMANDS:
+    name = match[1].lower() if match is not None else ""
+    if match is None or name not in _COMMANDS:
         return None
-    return Asked(match[1], (match[2] or "").strip())
+    return Asked(name, (match[2] or "").strip())
 
 
-def command(asked: Asked, source: Source, pending_max: int) -> Command:
-    """The command as a part of the transaction that takes its event."""
+def command(asked: Asked, message: Message, pending_max: int) -> Command:
+    """The command as a part of the transaction that takes its event. ``message`` is what was said."""
     run = _COMMANDS[asked.name]
 
     def script(tx: Tx, arrival: Arrival, session_id: SessionId) -> Answer:
-        said = _Said(tx, arrival, session_id, asked.rest, source, pending_max)
+        said = _Said(tx, arrival, session_id, asked.rest, message, pending_max)
         try:
             return run(said)
         except InputError as error:
@@ -77,16 +81,21 @@ class _Said(msgspec.Struct, frozen=True):
     arrival: Arrival
     session_id: SessionId
     rest: str
-    source: Source
+    said: Message
     pending_max: int
 
     @property
     def ref(self) -> ClaimToken:
         return self.arrival.ref
 
+    @property
+    def source(self) -> Source:
+        return self.said.source
+
     def message(self, text: str) -> Message:
-        name = message_id_of(self.arrival.channel, self.arrival.dedupe)
-        return Message(name, (Text(text),), self.source)
+        """What was said without the command: a text, and the files that came with it."""
+        files = tuple(b for b in self.said.content if not isinstance(b, Text))
+        return Message(self.said.id, (Text(text), *files), self.source)
 
     def answer(self, text: str | None) -> Answer:
         return Answer(text, self.session_id)
@@ -97,7 +106,14 @@ def _help(said: _Said) -> Answer:
 
 
 def _new(said: _Said) -> Answer:
+    info = session_info(said.tx, said.session_id)
     session_id = start_over(said.tx, said.arrival, said.session_id, to=None)
+    if info.status == "running":
+        return Answer(
+            "A new conversation. The earlier one still works, but does not speak here any more;"
+            " /resume goes back to it.",
+            session_id,
+        )
     return Answer("A new conversation. /resume goes back to an earlier one.", session_id)
 
 
@@ -113,14 +129,14 @@ def _sessions(said: _Said) -> Answer:
 
 def _resume(said: _Said) -> Answer:
     arrival = said.arrival
-    own = sessions_of(said.tx, arrival.core_id, arrival.channel, arrival.conversation)
+    own = sessions_of(said.tx, arrival.core_id, arrival.channel, arrival.conversation, _OWN_MAX)
     ids = [session_id for session_id, _, _ in own]
     if not said.rest:
         others = [i for i in ids if i != said.session_id]
         if not others:
             return said.answer("There is no earlier conversation here.")
         chosen = others[0]
-    elif said.rest.isdecimal() and 1 <= int(said.rest) <= len(ids):
+    elif _NUMBER.match(said.rest) and 1 <= int(said.rest) <= len(ids):
         chosen = ids[int(said.rest) - 1]
     elif said.rest in ids:
         chosen = SessionId(said.rest)
@@ -153,14 +169,14 @@ def _stop(said: _Said) -> Answer:
 
 def _queue(said: _Said) -> Answer:
     pending = list_pending(said.tx, said.session_id)
-    verb, _, rest = said.rest.partition(" ")
+    verb, rest = _words(said.rest)
     if not verb:
         if not pending:
             return said.answer("Nothing waits.")
         lines = [f"{n}. {_shown(p)}" for n, p in enumerate(pending, 1)]
         return said.answer("\n".join(lines))
-    number, _, text = rest.strip().partition(" ")
-    if verb not in ("edit", "remove") or not number.isdecimal():
+    number, text = _words(rest)
+    if verb not in ("edit", "remove") or not _NUMBER.match(number):
         return said.answer("/queue, /queue edit N TEXT, or /queue remove N")
     if not 1 <= int(number) <= len(pending):
         return said.answer(f"Nothing waits as number {number}. /queue shows what does.")
@@ -176,6 +192,12 @@ def _queue(said: _Said) -> Answer:
     return said.answer("Removed." if verb == "remove" else "Changed.")
 
 
+def _words(text: str) -> tuple[str, str]:
+    """The first word, and what comes after it."""
+    first, *rest = text.split(maxsplit=1) or [""]
+    return first, rest[0] if rest else ""
+
+
 def _shown(pending: PendingInfo) -> str:
     text = " ".join(text_of(pending.message.content).split())
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
@@ -188,6 +210,7 @@ def _steer(said: _Said) -> Answer:
     queue_message(
         said.tx, said.session_id, message, "steer", pending_max=said.pending_max, run=None
     )
+    entitle(said.tx, lock_session(said.tx, said.session_id).sid, message)
     return Answer(None, said.session_id, message.id)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -95,6 +96,12 @@ class Core:
         self.budget = budget or Budget()
         self.permissions: Mapping[str, Permission] = permissions or {}
         self._headers: dict[str, Header] = {}
+
+    def with_policy(self, policy: Policy) -> Core:
+        """The same core under another policy."""
+        core = copy.copy(self)
+        core.policy = policy
+        return core
 
     @cached_property
     def tool_specs(self) -> tuple[ToolSpec, ...]:

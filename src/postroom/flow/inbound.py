@@ -1,7 +1,9 @@
 """Takes what comes in from channels: who may talk, what is a command, what becomes a message.
 
 It returns only when that is on disk, and then the channel may acknowledge its platform. A handled
-event is never handled again, however often and however relabelled it comes.
+event is never handled again, however often and however relabelled it comes. One that cannot be
+handled is put aside, so that those behind it are not held up: only what the store could not write
+is the platform's to send again.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from postroom.config import Limits
 from postroom.domain.conversation import parse_conversation_key
 from postroom.domain.ids import CoreId, SessionId
 from postroom.domain.message import Message, Source, parse_content, sound, text_of
-from postroom.errors import InputError, InvalidContent, QueueFull
+from postroom.errors import InputError, QueueFull, StoreError
 from postroom.flow import commands
 from postroom.ports.channel import Accepted, Inbound
-from postroom.ports.policy import Admit, Reject, Verdict
+from postroom.ports.policy import Admit, Policy, Reject, Verdict
 from postroom.ports.store import Store
 from postroom.scripts import inbound as scripts
 from postroom.scripts.inbound import Arrival, message_id_of
@@ -27,6 +29,7 @@ from postroom.scripts.inbound import Arrival, message_id_of
 log = logging.getLogger("postroom.inbound")
 
 KIND = "conversation"
+_NAME_MAX = 80
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -61,13 +64,30 @@ class InteractionRuntime:
     async def handle(self, inbound: Inbound) -> Accepted:
         """Resolves the session, binds the route, queues the message; returns after the commit.
 
+        What is no message and no command (empty content, a conversation that is no key) is kept in
+        quarantine, and may be acknowledged like the rest.
+
         Raises:
-            InputError: the channel is not connected here, or the conversation is no key.
-            PostroomError: the store could not write; the platform must not be acknowledged.
+            InputError: the channel is not connected here.
+            StoreError: the store could not write; the platform must not be acknowledged.
         """
         connected = self._connected.get(inbound.channel)
         if connected is None:
             raise InputError(f"no channel {inbound.channel!r} is connected here")
+        try:
+            return await self._taken(inbound, connected)
+        except StoreError:
+            raise
+        except Exception as error:
+            if not isinstance(error, InputError):
+                log.exception("%s: an event could not be handled", inbound.channel)
+            reason = str(error) or type(error).__name__
+            await self.quarantine(
+                inbound.channel, inbound.dedupe, _raw(inbound), reason, inbound.cursor
+            )
+            return Accepted("quarantined")
+
+    async def _taken(self, inbound: Inbound, connected: Connected) -> Accepted:
         parse_conversation_key(inbound.conversation)
         arrival = Arrival(
             ref=mint.claim_token(),
@@ -76,7 +96,7 @@ class InteractionRuntime:
             conversation=inbound.conversation,
             dedupe=inbound.dedupe,
             cursor=inbound.cursor,
-            owner=f"{KIND}:{inbound.conversation}",
+            owner=f"{KIND}:{inbound.channel}:{inbound.conversation}",
             new_session=mint.session_id(),
             cwd=connected.cwd,
         )
@@ -92,37 +112,29 @@ class InteractionRuntime:
         source = Source(
             kind=KIND,
             principal=arrival.owner,
-            sender=inbound.sender.name and sound(inbound.sender.name),
+            sender=inbound.sender.name and name_shown(inbound.sender.name),
             sender_id=inbound.sender.id,
             channel=inbound.channel,
             reference=inbound.origin,
         )
+        content = parse_content(inbound.content, bytes_max=self._limits.content_bytes_max)
+        pending_max = self._limits.pending_messages_max
+        message = Message(message_id_of(inbound.channel, inbound.dedupe), content, source)
+        asked = commands.parse(text_of(content))
         try:
-            asked = commands.parse(text_of(inbound.content))
             if asked is not None and inbound.replaces is None:
-                script = commands.command(asked, source, self._limits.pending_messages_max)
+                script = commands.command(asked, message, pending_max)
                 return await self._store.write(scripts.run_command, arrival, script)
-            content = parse_content(inbound.content, bytes_max=self._limits.content_bytes_max)
-            message = Message(message_id_of(inbound.channel, inbound.dedupe), content, source)
             return await self._store.write(
                 scripts.accept_message,
                 arrival,
                 message,
-                pending_max=self._limits.pending_messages_max,
+                pending_max=pending_max,
                 replaces=inbound.replaces,
             )
-        except InvalidContent as error:
-            await self.quarantine(
-                inbound.channel,
-                inbound.dedupe,
-                msgspec.json.encode(inbound),
-                error.message,
-                inbound.cursor,
-            )
-            return Accepted("quarantined")
         except QueueFull as error:
             log.warning("%s: %s", inbound.channel, error)
-            answer = _saying(f"Too much waits here already: {error.message}. /queue, /stop.")
+            answer = _saying("Too much waits here already; this was not queued. /queue, /stop.")
             return await self._store.write(scripts.run_command, arrival, answer)
 
     async def cursor(self, channel: str, name: str) -> str | None:
@@ -140,6 +152,26 @@ class InteractionRuntime:
         text = raw.decode("utf-8", "replace").replace("\0", "\ufffd")
         await self._store.write(scripts.quarantine, channel, dedupe, text, error, cursor)
 
+    def guarded(self, policy: Policy | None) -> Policy:
+        """A core's own policy, and before it that a sender may still talk here."""
+        if policy is None:
+            return self.policy
+        own = policy
+
+        async def both(session_id: SessionId, batch: tuple[Message, ...]) -> Verdict:
+            verdict = await self.policy(session_id, batch)
+            refused = verdict.message_ids or () if isinstance(verdict, Reject) else ()
+            left = tuple(m for m in batch if m.id not in refused)
+            if not left:
+                return verdict
+            also = await own(session_id, left)
+            if isinstance(also, Admit):
+                return verdict
+            ids = also.message_ids if also.message_ids is not None else [m.id for m in left]
+            return Reject(also.reason, (*refused, *ids))
+
+        return both
+
     async def policy(self, session_id: SessionId, batch: tuple[Message, ...]) -> Verdict:
         """Judges a batch at its claim: who was let in when it came may have been shut out since."""
         refused = tuple(m.id for m in batch if not self._may_talk(m.source))
@@ -152,6 +184,20 @@ class InteractionRuntime:
             return True
         connected = self._connected.get(source.channel)
         return connected is not None and connected.access.allows(source.sender_id)
+
+
+def name_shown(name: str) -> str:
+    """A sender's name in one short line that cannot pass for a mark of ours."""
+    plain = "".join(c if c.isprintable() else " " for c in sound(name))
+    line = " ".join(plain.replace("[", "(").replace("]", ")").split())
+    return line[:_NAME_MAX]
+
+
+def _raw(inbound: Inbound) -> bytes:
+    try:
+        return msgspec.json.encode(inbound)
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON cannot have
+        return repr(inbound).encode("utf-8", "backslashreplace")
 
 
 def _saying(text: str) -> scripts.Command:

@@ -8,12 +8,17 @@ it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
 
 from postroom import mint
 from postroom.domain.conversation import ConversationKey
 from postroom.domain.ids import ClaimToken, SessionId
 from postroom.domain.outbox import NotStarted, SendOutcome
+from postroom.errors import StoreClosed, StoreError, UnknownSession
 from postroom.ports.channel import Channel, Profile
 from postroom.ports.route import InteractionOutbound, Question, Route, RouteError
 from postroom.ports.store import Store
@@ -24,6 +29,21 @@ from postroom.scripts.routes import (
     session_address,
     unbind_route,
 )
+
+log = logging.getLogger("postroom.router")
+
+T = TypeVar("T")
+
+
+class _Bound:
+    """A live route; ``gone`` is set when it is unbound."""
+
+    __slots__ = ("gone", "route", "session_id")
+
+    def __init__(self, session_id: SessionId, route: Route) -> None:
+        self.session_id = session_id
+        self.route = route
+        self.gone = asyncio.Event()
 
 
 class ConversationRoute:
@@ -70,7 +90,10 @@ class SessionInteractionRouter:
     def __init__(self, store: Store, channels: Mapping[str, Channel]) -> None:
         self._store = store
         self._channels = channels
-        self._live: dict[ClaimToken, tuple[SessionId, Route]] = {}
+        self._live: dict[ClaimToken, _Bound] = {}
+        self._left: set[ClaimToken] = set()
+        self._rebinding: asyncio.Task[None] | None = None
+        self._subscription = store.on_lease_lost(self._on_lease_lost)
 
     @property
     def channels(self) -> Mapping[str, Channel]:
@@ -86,39 +109,97 @@ class SessionInteractionRouter:
 
         Raises:
             RouteError: the route is another session's.
+            UnknownSession: there is no such session.
         """
         if route.session_id != session_id:
             raise RouteError(f"this route belongs to {route.session_id}, not {session_id}")
+        await self._forget_left()
         token = mint.claim_token()
-        self._live[token] = (session_id, route)
+        self._live[token] = _Bound(session_id, route)
+        writing = asyncio.ensure_future(self._write_bound(token))
         try:
-            await self._store.write(
-                bind_route, session_id, token, channel=route.channel, node=self._store.node
-            )
+            await asyncio.shield(writing)
         except BaseException:
-            del self._live[token]
+            # Bound or not, nobody holds the token: its row must not be taken for a route.
+            self._drop(token)
+            with contextlib.suppress(StoreError, UnknownSession):
+                await asyncio.shield(self._taken_back(token, writing))
             raise
         return token
 
     async def unbind(self, token: ClaimToken) -> None:
-        """Takes a route away; the one bound before it is primary again. Again, it does nothing."""
-        if self._live.pop(token, None) is not None:
-            await self._store.write(unbind_route, token)
+        """Takes a route away; the one bound before it is primary again. Again, it does nothing.
+
+        Raises:
+            StoreError: it is not taken away on disk yet; here it is. Unbinding again settles it.
+        """
+        if self._drop(token):
+            self._left.add(token)
+        await self._forget_left()
 
     async def rebind(self) -> None:
-        """After the lease was lost, and with it the rows: every live route is bound anew."""
-        for token, (session_id, route) in list(self._live.items()):
+        """After the lease was lost every live route is valid again, each in its old place."""
+        for token in list(self._live):
+            try:
+                await self._write_bound(token)
+            except UnknownSession:
+                self._drop(token)
+        await self._forget_left()
+
+    def close(self) -> None:
+        """Hears of nothing more. The rows of its routes end with the store's lease."""
+        self._subscription.close()
+        if self._rebinding is not None:
+            self._rebinding.cancel()
+
+    def _on_lease_lost(self) -> None:
+        if self._live and (self._rebinding is None or self._rebinding.done()):
+            self._rebinding = asyncio.ensure_future(self._rebind_at_last())
+
+    async def _rebind_at_last(self) -> None:
+        for wait_s in (0.1, 1.0, 5.0, 15.0):
+            try:
+                return await self.rebind()
+            except StoreClosed:
+                return
+            except StoreError as error:
+                log.warning("live routes could not be bound again, next in %g s: %s", wait_s, error)
+                await asyncio.sleep(wait_s)
+        await self.rebind()
+
+    async def _write_bound(self, token: ClaimToken) -> None:
+        bound = self._live.get(token)
+        if bound is not None:
+            await self._store.write(
+                bind_route,
+                bound.session_id,
+                token,
+                channel=bound.route.channel,
+                node=self._store.node,
+            )
+
+    async def _taken_back(self, token: ClaimToken, writing: asyncio.Future[None]) -> None:
+        with contextlib.suppress(StoreError, UnknownSession):
+            await writing
+        self._left.add(token)
+        await self._forget_left()
+
+    def _drop(self, token: ClaimToken) -> bool:
+        bound = self._live.pop(token, None)
+        if bound is not None:
+            bound.gone.set()
+        return bound is not None
+
+    async def _forget_left(self) -> None:
+        for token in list(self._left):
             await self._store.write(unbind_route, token)
-            if token in self._live:
-                await self._store.write(
-                    bind_route, session_id, token, channel=route.channel, node=self._store.node
-                )
+            self._left.discard(token)
 
     def route_to(self, session_id: SessionId, address: Address) -> Route | None:
         """The route to an address that a session's delivery was claimed for; None: not from here."""
         if isinstance(address, ToConnection):
             bound = self._live.get(address.token)
-            return bound[1] if bound is not None and bound[0] == session_id else None
+            return bound.route if bound is not None and bound.session_id == session_id else None
         channel = self._channels.get(address.channel)
         if channel is None:
             return None
@@ -137,19 +218,52 @@ class SessionInteractionRouter:
 
     async def prompt_user(self, prompt: Question) -> str | None:
         """A person's answer, by the session's own primary route; None: unanswered, or no route."""
-        route = await self._primary(prompt.session_id)
-        return await route.prompt_user(prompt) if route is not None else None
+        found = await self._primary(prompt.session_id)
+        if found is None:
+            return None
+        route, gone = found
+        try:
+            answered, answer = await _unless_gone(route.prompt_user(prompt), gone)
+        except Exception as error:
+            log.warning("a route failed to ask: %s: %s", type(error).__name__, error)
+            return None
+        return answer if answered else None
 
     async def request_approval(self, request: Question) -> tuple[bool | None, str]:
         """The decision and why; None: it was shown and will be decided later, by its id.
 
-        Without a route it is denied, with that reason.
+        Without a route it is denied, with that reason; so it is if the route fails or goes.
         """
-        route = await self._primary(request.session_id)
-        if route is None:
+        found = await self._primary(request.session_id)
+        if found is None:
             return False, "nobody is attached to this session who could be asked"
-        return await route.request_approval(request), "asked"
+        route, gone = found
+        try:
+            answered, answer = await _unless_gone(route.request_approval(request), gone)
+        except Exception as error:
+            log.warning("a route failed to ask: %s: %s", type(error).__name__, error)
+            return False, "the connection failed to ask"
+        return (answer, "asked") if answered else (False, "the connection was lost")
 
-    async def _primary(self, session_id: SessionId) -> Route | None:
+    async def _primary(self, session_id: SessionId) -> tuple[Route, asyncio.Event | None] | None:
+        """The route, and what is set when it goes (None: a conversation does not)."""
         address = await self._store.read(session_address, session_id)
-        return self.route_to(session_id, address) if address is not None else None
+        route = self.route_to(session_id, address) if address is not None else None
+        if route is None:
+            return None
+        bound = self._live.get(address.token) if isinstance(address, ToConnection) else None
+        return route, bound.gone if bound is not None else None
+
+
+async def _unless_gone(asking: Awaitable[T], gone: asyncio.Event | None) -> tuple[bool, T | None]:
+    """What was answered; ``(False, None)`` if the connection went first."""
+    if gone is None:
+        return True, await asking
+    answer = asyncio.ensure_future(asking)
+    leaving = asyncio.ensure_future(gone.wait())
+    try:
+        await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return (True, answer.result()) if answer.done() else (False, None)
+    finally:
+        answer.cancel()
+        leaving.cancel()

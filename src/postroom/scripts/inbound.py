@@ -82,13 +82,15 @@ def accept_message(
     known = _take(tx, arrival)
     if known is not None:
         return known
-    again = _session_with(tx, message.id)
-    if again is not None:  # its dedupe key was forgotten; a message's id never is
-        return _done(tx, arrival, Accepted("duplicate", again, message.id))
+    if tx.execute("SELECT 1 FROM message WHERE id = :id", {"id": message.id}):
+        # Its dedupe key was forgotten; a message's id never is.
+        return _done(tx, arrival, Accepted("duplicate", None, message.id))
     session_id = _session_of(tx, arrival)
     if replaces is not None:
         found = _own_message(tx, arrival, replaces)
         if found is not None and replace_message(tx, *found, message):
+            if found[0] == session_id:
+                _bind(lock_session(tx, session_id), arrival)
             return _done(tx, arrival, Accepted("edited", found[0], message.id))
     session = lock_session(tx, session_id)
     _bind(session, arrival)
@@ -270,16 +272,6 @@ def _bound(tx: Tx, arrival: Arrival) -> SessionId | None:
     sid = rows[0][0] if rows else None
     named = tx.execute("SELECT id FROM session WHERE sid = :sid", {"sid": sid})
     return SessionId(named[0][0]) if named else None
-
-
-def _session_with(tx: Tx, message_id: MessageId) -> SessionId | None:
-    """Where a message of this id was queued, however long ago; None: nowhere."""
-    rows = tx.execute(
-        "SELECT session.id FROM message LEFT JOIN session ON session.sid = message.sid"
-        " WHERE message.id = :id",
-        {"id": message_id},
-    )
-    return SessionId(rows[0][0] or "") if rows else None
 
 
 def _own_message(tx: Tx, arrival: Arrival, dedupe: str) -> tuple[SessionId, MessageId] | None:

@@ -288,7 +288,8 @@ def _claim_next(session: LockedSession, token: ClaimToken, serves: Serves) -> Ne
             if not abandoned and not lapsed(tx, work.owner):
                 return Wait(None)
             lost = machine.lapse(delivery, now)
-            _write(session, row, parts, lost)
+            sending = parts[machine.sending_part(delivery)]
+            _write(session, row, parts, lost, until=sending.until if abandoned else None)
             _release(tx, row, lost)
             continue
         if delivery.unknown_at is not None:
@@ -530,8 +531,9 @@ def _part_until(
     if after.status == "sending":
         return until
     if after.status == "unknown" and before.part.status == "sending":
-        # Recorded by its own sender the call is over; a lost sender's may last as long as its lease.
-        return before.until if after.error == machine.LOST else now
+        # Its own sender records it when the call is over. A lost one's is over when it is proven
+        # dead or its lease has ended, and no later than its call had to be.
+        return min(before.until or now, now) if until is None else until
     return before.until
 
 
