@@ -91,7 +91,7 @@ class Room:
         self.channels = Channels(
             channels or {}, self.inbound, store, clock, kept_ms=limits.dedupe_kept_ms
         )
-        self._connected = frozenset(c.core_id for c in (connected or {}).values())
+        self._connected = bool(connected)
 
     def agent(
         self,
@@ -138,13 +138,13 @@ class Room:
     def cores(self, core_id: CoreId) -> Core:
         """The core of this id as it is now; its models are closed with the room.
 
-        One that is connected to channels asks, at each claim, whether the sender may still talk.
+        Where channels are connected it asks, at each claim, whether the sender may still talk.
         """
         core = self._cores(core_id)
         used = self._used.get(id(core))
         if used is None:
             guarded = core
-            if core_id in self._connected:
+            if self._connected:
                 guarded = core.with_policy(self.inbound.guarded(core.policy))
             used = self._used[id(core)] = (core, guarded)
         return used[1]

@@ -37,6 +37,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     delivery_retry_longest_ms: int = 900_000
     delivery_expiry_ms: int = 86_400_000
     reconciles_max: int = 6
+    reconcile_first_ms: int = 2_000
+    reconcile_longest_ms: int = 900_000
     reconcile_wait_ms: int = 60_000
     approval_wait_ms: int = 1_800_000
     dedupe_kept_ms: int = 14 * 86_400_000

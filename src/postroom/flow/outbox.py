@@ -63,6 +63,8 @@ def rules_of(limits: Limits) -> Rules:
         retry_longest_ms=limits.delivery_retry_longest_ms,
         expiry_ms=limits.delivery_expiry_ms,
         reconciles_max=limits.reconciles_max,
+        reconcile_first_ms=limits.reconcile_first_ms,
+        reconcile_longest_ms=limits.reconcile_longest_ms,
         reconcile_wait_ms=limits.reconcile_wait_ms,
     )
 

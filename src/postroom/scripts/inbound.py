@@ -305,9 +305,10 @@ def _own_message(tx: Tx, arrival: Arrival, dedupe: str) -> tuple[SessionId, Mess
 
 def _bind(session: LockedSession, arrival: Arrival) -> None:
     """Makes the conversation the session's primary route; what waits for one may go there."""
-    if bind_conversation(
+    moved = bind_conversation(
         session.tx, session.sid, arrival.channel, arrival.conversation, arrival.ref
-    ):
+    )
+    if moved and session.deliveries:
         session.tx.wake(SEND, session.id)
 
 

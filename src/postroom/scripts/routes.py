@@ -193,14 +193,6 @@ def bind_conversation(
     return True
 
 
-def unbind_conversation(tx: Tx, sid: int, channel: str, conversation: ConversationKey) -> None:
-    tx.execute(
-        "DELETE FROM route WHERE sid = :sid AND channel = :channel"
-        " AND conversation = :conversation",
-        {"sid": sid, "channel": channel, "conversation": conversation},
-    )
-
-
 def bound_session(
     tx: Tx, core_id: CoreId, channel: str, conversation: ConversationKey
 ) -> SessionId | None:
