@@ -84,6 +84,7 @@ class Room:
             bound_output,
             Approvals(store, self.router, clock, limits),
             read_workspace_file,
+            self.router.shows_progress,
         )
         self.supervisor = Supervisor(parts, only=only)
         self.outbox = DeliveryRuntime(store, self.router, cut=_cut, clock=clock, limits=limits)

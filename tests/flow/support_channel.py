@@ -24,7 +24,7 @@ from postroom.ports.channel import Accepted, Inbound, OutPart, Profile, Sender, 
 from postroom.ports.model import Model
 from postroom.ports.route import InteractionOutbound, Question, RouteError
 from postroom.scripts.outbox import DeliveryView, list_deliveries
-from tests.flow.support import core_of
+from tests.flow.support import core_of, until
 from tests.support import bounded
 
 EVERYBODY = Access(everyone=True)
@@ -215,8 +215,7 @@ async def room_with(
         one_core(one),
         database=database,
         channels={line.name: line for line in lines},
-        connected=connected
-        or {line.name: Connected(CoreId("default"), access) for line in lines},
+        connected=connected or {line.name: Connected(CoreId("default"), access) for line in lines},
         **{"drain_ms": 0, **more},
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -239,12 +238,11 @@ async def deliveries(room: Room, session_id: str | None) -> list[DeliveryView]:
 async def settled(room: Room, session_id: str | None, status: str, count: int = 1) -> None:
     """Returns once so many of the session's deliveries have this status, bounded."""
 
-    async def look() -> None:
-        while [d.status for d in await deliveries(room, session_id)].count(status) < count:
-            await asyncio.sleep(0.002)
+    async def look() -> bool:
+        return [d.status for d in await deliveries(room, session_id)].count(status) >= count
 
     try:
-        await bounded(look())
+        await until(look)
     except AssertionError as error:
         found = [(d.status, d.kind) for d in await deliveries(room, session_id)]
         error.add_note(f"deliveries: {found}")

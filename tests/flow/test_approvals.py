@@ -117,7 +117,7 @@ async def test_a_guessed_and_a_foreign_id_decide_nothing_and_get_the_same_answer
         await chat.say(f"/allow {approval}", who="mallory")
         await chat.say("/allow apr_00000000000000000000000000000000", who="mallory")
         assert (await chat.sees(3))[1:] == ["Nobody asked that."] * 2
-        for principal in ("conversation:loopback:dm:mallory", ""):
+        for principal in ("conversation:loopback:loopback:dm:mallory", ""):
             with pytest.raises(NotAsked):
                 await room.store.write(
                     decide_approval,

@@ -13,6 +13,7 @@ import pytest
 from postroom.domain.event import DeliveryQueued, ToolSpec
 from postroom.domain.ids import SessionId
 from postroom.errors import InputError, ToolFailure, UnknownSession
+from postroom.ports.channel import Profile
 from postroom.ports.output import Output
 from postroom.ports.tool import ToolContext, ToolOutput
 from postroom.scripts.artifacts import artifacts_of
@@ -199,7 +200,7 @@ async def test_sending_elsewhere_reaches_that_session_and_only_ones_own(database
     async with chatting(
         database, chat, scripted(calling("says"), "done"), tools=[Says(do)]
     ) as room:
-        mine = "conversation:loopback:dm:ann"
+        mine = "conversation:loopback:loopback:dm:ann"
         own = await room.session("session_own", owner=mine)
         other = await room.session("session_other", owner="operator")
         targets += [own.session_id, other.session_id]
@@ -229,6 +230,26 @@ async def test_a_session_that_nothing_is_attached_to_keeps_what_is_said(database
             ("text", "unrouted", "none"),
         ]
         assert "nobody is attached" in results(await log_of(room))[0][1]
+
+
+@pytest.mark.contract("OUT-11")
+async def test_a_channel_that_shows_progress_gets_what_the_tools_do_as_transient_deliveries(
+    database: str,
+) -> None:
+    async def do(out: Output) -> str:
+        await out.progress("half way")
+        return "ok"
+
+    chat = Chat(Profile(progress=True))
+    async with chatting(
+        database, chat, scripted(calling("says"), "done"), tools=[Says(do)]
+    ) as room:
+        accepted = await chat.say("go")
+        assert await chat.sees(4) == ["says started", "half way", "says finished", "done"]
+        views = await room.store.read(list_deliveries)
+        assert {v.policy for v in views if v.kind == "progress"} == {"transient"}
+        assert accepted.session_id is not None
+        assert of(await log_of(room, accepted.session_id), DeliveryQueued) == []
 
 
 async def test_progress_is_shown_only_where_a_channel_shows_it(database: str) -> None:

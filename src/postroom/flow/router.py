@@ -245,6 +245,14 @@ class SessionInteractionRouter:
             return False, "the connection failed to ask"
         return (answer, "asked") if answered else (False, "the connection was lost")
 
+    async def shows_progress(self, session_id: SessionId) -> bool:
+        """Whether the session's conversation shows how the work goes. Mostly a look at no row."""
+        shows = any(c.profile.progress for c in self._channels.values())
+        if not shows and not any(b.route.profile.progress for b in self._live.values()):
+            return False
+        found = await self._primary(session_id)
+        return found is not None and found[0].profile.progress
+
     async def _primary(self, session_id: SessionId) -> tuple[Route, asyncio.Event | None] | None:
         """The route, and what is set when it goes (None: a conversation does not)."""
         address = await self._store.read(session_address, session_id)

@@ -112,6 +112,7 @@ class Parts(msgspec.Struct, frozen=True):
     bound: Bound
     approvals: Approvals
     load_file: LoadFile
+    shows_progress: Callable[[SessionId], Awaitable[bool]]
 
 
 class BudgetSpent(PostroomError):
@@ -618,7 +619,12 @@ class Driver:
 
     async def _call(self, turn: OpenTurn, call: ToolCall) -> ToolResult:
         """One call's result, whatever the tool does: raises, hangs, answers too much."""
+        shown = await self._parts.shows_progress(self._id)
+        if shown:
+            await self._show(turn, call, "started")
         output = await self._outcome(turn, call)
+        if shown:
+            await self._show(turn, call, "failed" if output.is_error else "finished")
         try:
             content = await self._bounded(turn, output)
         except Exception as error:
@@ -627,6 +633,26 @@ class Driver:
             output = ToolOutput("", is_error=True)
         outcome = "error" if output.is_error else "ok"
         return ToolResult(turn.number, turn.step, CallId(call.call_id), content, outcome)
+
+    async def _show(self, turn: OpenTurn, call: ToolCall, what: str) -> None:
+        """Tells a conversation that shows such things how a call fares; nothing hangs on it."""
+        try:
+            await self._output_of(turn, call).progress(f"{call.name} {what}")
+        except StoreError as error:
+            log.info("%s: %s", self._id, error)
+
+    def _output_of(self, turn: OpenTurn, call: ToolCall) -> TurnOutput:
+        return TurnOutput(
+            self._store,
+            self._artifacts_of(turn),
+            self._parts.load_file,
+            session_id=self._id,
+            turn=turn.number,
+            fence=self._fence,
+            owner=self._owner,
+            cwd=self._cwd,
+            source=call.name,
+        )
 
     async def _bounded(self, turn: OpenTurn, output: ToolOutput) -> tuple[Block, ...]:
         limit = self._limits.tool_text_bytes_max
@@ -649,7 +675,6 @@ class Driver:
                 )
             )
 
-        artifacts = self._artifacts_of(turn)
         ctx = ToolContext(
             session_id=self._id,
             turn=turn.number,
@@ -657,19 +682,9 @@ class Driver:
             call_id=CallId(call.call_id),
             cwd=self._cwd,
             principal=self._principal,
-            artifacts=artifacts,
+            artifacts=self._artifacts_of(turn),
             progress=progress,
-            output=TurnOutput(
-                self._store,
-                artifacts,
-                self._parts.load_file,
-                session_id=self._id,
-                turn=turn.number,
-                fence=self._fence,
-                owner=self._owner,
-                cwd=self._cwd,
-                source=call.name,
-            ),
+            output=self._output_of(turn, call),
         )
         limit_ms = tool.timeout_ms or self._limits.tool_timeout_ms
 
