@@ -92,7 +92,7 @@ class Room:
         self.channels = Channels(
             channels or {}, self.inbound, store, clock, kept_ms=limits.dedupe_kept_ms
         )
-        self._connected = bool(connected)
+        self._guards = connected is not None
 
     def agent(
         self,
@@ -145,7 +145,7 @@ class Room:
         used = self._used.get(id(core))
         if used is None:
             guarded = core
-            if self._connected:
+            if self._guards:
                 guarded = core.with_policy(self.inbound.guarded(core.policy))
             used = self._used[id(core)] = (core, guarded)
         return used[1]
@@ -166,10 +166,10 @@ class Room:
     async def _end(self, budget_ms: int) -> None:
         await self.channels.stop_receiving()
         self.router.close()
-        await self.supervisor.drain(budget_ms)
+        # At once, so that both end within the budget. What a turn that ends now owes stays queued.
+        await asyncio.gather(self.supervisor.drain(budget_ms), self.outbox.drain(budget_ms))
         self._closing.set_result(None)
         try:
-            await self.outbox.drain(budget_ms)
             await self.channels.aclose()
             for core, _ in self._used.values():
                 for model in core.models:
@@ -276,7 +276,8 @@ async def open_room(
 
     ``store`` wins over ``database``; with neither the default database is used. ``artifacts`` None:
     those that the environment names, or beside the database. ``drive`` False: this process only
-    queues and watches.
+    queues and watches. ``connected`` (None: there are no channels here) is asked again at each claim,
+    whatever policies the cores have of their own.
     """
     clock = clock or SystemClock()
     limits = limits or Limits()

@@ -30,7 +30,16 @@ from postroom.scripts.outbox import list_deliveries
 from postroom.scripts.routes import ToConnection, ToConversation
 from postroom.scripts.session import create_session, lock_session
 from postroom.stores.node import remove_node
-from tests.contract.store_world import CORE, HEADER, Engine, Gate, Hand, message
+from tests.contract.store_world import (
+    CORE,
+    HEADER,
+    Engine,
+    Gate,
+    Hand,
+    PostgresEngine,
+    message,
+    until,
+)
 from tests.support import bounded
 
 CHANNEL = "bot"
@@ -337,6 +346,37 @@ async def test_a_message_beside_a_new_lands_where_the_route_is(engine: Engine) -
     assert engine.rows("SELECT count(*) FROM route")[0][0] == 1
 
 
+@pytest.mark.contract("BND-01", "RTR-05")
+async def test_a_new_that_overtakes_a_message_leaves_no_route_behind(
+    postgres_engine: PostgresEngine,
+) -> None:
+    """The message takes the route back from a terminal while the command moves it: one after the other."""
+    gate = Gate()
+    one, two = await postgres_engine.open(on_commit=gate), await postgres_engine.open()
+    old = await comes(one, "first", arrival("1"))
+    assert old.session_id is not None
+    await bind(two, old.session_id, "terminal")
+    gate.hold()
+    coming = asyncio.ensure_future(comes(one, "second", arrival("2")))
+    await gate.reached()
+    leaving = asyncio.ensure_future(commanded(two, "/new", "3"))
+    await until(lambda: postgres_engine.rows(_WAITING))
+    gate.open()
+    await coming
+    new = await leaving
+    chats = postgres_engine.rows(
+        "SELECT session.id FROM route JOIN session ON session.sid = route.sid"
+        " WHERE conversation IS NOT NULL"
+    )
+    assert chats == [(new.session_id,)]
+    assert await primary(two, old.session_id) == "live terminal"
+
+
+_WAITING = (
+    "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+
+
 # ---- a busy chat, edits, deletions ----
 
 
@@ -555,6 +595,16 @@ async def test_a_picture_gives_no_title_and_the_first_words_after_it_do(engine: 
     assert (await store.read(session_info, one.new_session)).title is None
     await comes(store, "w" * 100, arrival("2"))
     assert (await store.read(session_info, one.new_session)).title == "w" * 59 + "…"
+
+
+async def test_a_character_that_an_engine_cannot_keep_does_not_hold_a_chat_up(
+    engine: Engine,
+) -> None:
+    store = await engine.open()
+    await comes(store, "nothing\0 here", arrival("1"))
+    accepted = await commanded(store, "/resume a\0b", "2")
+    assert "has no conversation a" in (await notices(store, accepted.session_id))[0]
+    await store.write(scripts.quarantine, CHANNEL, "\0", "\0", "\0", None)
 
 
 # ---- routes ----

@@ -18,13 +18,16 @@ import pytest
 
 import postroom.scripts
 from postroom.app import one_core, open_room
+from postroom.domain.conversation import conversation_key
 from postroom.domain.event import EndReason, ErrorInfo, ModelRetry
 from postroom.domain.ids import CallId, ClaimToken, CoreId, MessageId, NodeId, SessionId
 from postroom.domain.inbox import EMPTY
+from postroom.domain.message import Message, Source, Text
 from postroom.errors import PostroomError
+from postroom.flow import commands
 from postroom.flow.core import Core
 from postroom.ports.store import Store, Tx
-from postroom.scripts import artifacts, drive, inbox, log, session, usage
+from postroom.scripts import artifacts, drive, inbound, inbox, log, routes, session, usage
 from postroom.scripts.artifacts import ArtifactRecord
 from postroom.scripts.drive import Drive, Judged, Offer, Progress
 from postroom.scripts.session import Opened
@@ -64,6 +67,8 @@ PIECES = frozenset(
     {
         *("lock_session", "insert_session", "read_work", "write_work", "ready_work"),
         *("release_work", "is_node", "lapsed", "copy_records"),
+        *("primary_route", "is_owned", "resolve", "bind_conversation", "write_binding"),
+        *("start_over", "entitle"),
     }
 )
 
@@ -257,6 +262,74 @@ async def play(store: Store) -> None:
     await write(log.delete_session, OTHER)
     await write(log.delete_session, SessionId("session_none"))
     assert await hand.pending() == []
+    await _play_inbound(store)
+
+
+async def _play_inbound(store: Store) -> None:
+    """What comes in of a conversation, and the routes of its sessions."""
+    write, read = store.write, store.read
+    first, deleted = _arrival(1, cursor="1"), _arrival(2)
+    assert (await _comes(store, first, "hello")).outcome == "queued"
+    assert (await _comes(store, _arrival(1), "relabelled")).outcome == "duplicate"
+    assert (await _comes(store, deleted, "taken back")).outcome == "queued"
+    assert (await _comes(store, _arrival(3), "hello there", replaces="1")).outcome == "edited"
+    assert (await _comes(store, _arrival(4), "of nothing", replaces="none")).outcome == "queued"
+    assert (await write(inbound.delete_message, _arrival(5), "2")).outcome == "deleted"
+    assert (await write(inbound.delete_message, _arrival(6), "2")).outcome == "ignored"
+    refused = await write(inbound.drop, _arrival(7), inbound.Accepted("refused"))
+    assert refused.outcome == "refused"
+    await write(inbound.quarantine, "bot", "8", "{]", "no JSON", ("offset", "8"))
+    await read(inbound.read_cursor, "bot", "offset")
+    # every command that changes something
+    for number, text in enumerate(
+        (
+            *("/steer left", "/queue edit 1 right", "/queue remove 1", "/stop", "/new", "/new"),
+            *("/resume 3", "/retry", "/sessions", "/status", "/queue", "/help", "/resume"),
+        ),
+        10,
+    ):
+        one = _arrival(number)
+        asked = commands.parse(text)
+        assert asked is not None
+        script = commands.command(asked, _inbound_message(one, text), PENDING_MAX)
+        assert (await write(inbound.run_command, one, script)).outcome == "command"
+    bound = await read(routes.bound_session, CORE, "bot", _HERE)
+    assert bound is not None
+    await read(routes.sessions_of, CORE, "bot", _HERE)
+    for token in ("route_a", "route_b"):
+        await write(
+            routes.bind_route, bound, ClaimToken(token), channel="terminal", node=store.node
+        )
+    await read(routes.session_address, bound)
+    await write(routes.unbind_route, ClaimToken("route_a"))
+    await write(inbound.forget_old, 1)
+
+
+_HERE = conversation_key("loopback", "dm", "here")
+
+
+def _arrival(number: int, *, cursor: str | None = None) -> inbound.Arrival:
+    return inbound.Arrival(
+        ref=ClaimToken(f"in_{number}_{cursor}"),
+        core_id=CORE,
+        channel="bot",
+        conversation=_HERE,
+        dedupe=f"{number}",
+        cursor=("offset", cursor) if cursor is not None else None,
+        owner="conversation:here",
+        new_session=SessionId(f"session_in_{number}"),
+    )
+
+
+def _inbound_message(one: inbound.Arrival, text: str) -> Message:
+    name = inbound.message_id_of(one.channel, one.dedupe)
+    return Message(name, (Text(text),), Source("conversation", sender="Ann", channel="bot"))
+
+
+async def _comes(store: Store, one: inbound.Arrival, text: str, **more: Any) -> inbound.Accepted:
+    return await store.write(
+        inbound.accept_message, one, _inbound_message(one, text), pending_max=PENDING_MAX, **more
+    )
 
 
 async def _refused(writing: Any, code: str) -> None:
@@ -298,6 +371,18 @@ def everything(engine: Engine, node: str) -> dict[str, list[Any]]:
         " usage.sid ORDER BY session.id, model",
         "artifact": "SELECT session.id, hash, turn, media_type, size, name, summary FROM artifact"
         f" {of_session} = artifact.sid ORDER BY session.id, hash",
+        "delivery": "SELECT delivery.id, session.id, ord, kind, delivery.status, route FROM delivery"
+        f" {of_session} = delivery.sid ORDER BY session.id, ord",
+        "route": "SELECT session.id, token, channel, conversation, node FROM route"
+        f" {of_session} = route.sid ORDER BY session.id, route.id",
+        "binding": "SELECT binding.core_id, channel, conversation, session.id FROM binding"
+        f" {of_session} = binding.sid ORDER BY channel, conversation",
+        "conversation": "SELECT conversation, session.id FROM conversation"
+        f" {of_session} = conversation.sid ORDER BY session.id",
+        "cursor": "SELECT channel, name, value FROM cursor ORDER BY channel, name",
+        "dedupe": "SELECT channel, key, outcome, ref, session, message FROM dedupe"
+        " ORDER BY channel, key",
+        "quarantine": "SELECT channel, key, raw, error FROM quarantine ORDER BY channel, key",
     }
     return {
         table: json.loads(json.dumps([list(row) for row in engine.rows(sql)]).replace(node, "NODE"))

@@ -98,7 +98,7 @@ class Line(Heard):
         self.started.set()
         await self._failing
 
-    def fail(self, error: Exception | None = None) -> None:
+    def fail(self, error: BaseException | None = None) -> None:
         """What receives raises; None: it returns, as one that has nothing to receive."""
         assert self._failing is not None
         self.started.clear()

@@ -6,15 +6,17 @@ import asyncio
 
 import pytest
 
-from postroom.domain.event import InboxCancelled, TurnCancel
+from postroom.domain.event import InboxCancelled, TurnCancel, UserMessage
 from postroom.domain.ids import CoreId, SessionId
 from postroom.domain.message import Image
 from postroom.flow import commands
 from postroom.flow.commands import HELP, parse
 from postroom.mint import claim_token
+from postroom.scripts.inbox import cancel
+from postroom.scripts.log import delete_session
 from postroom.scripts.routes import bound_session
 from postroom.testing import PuppetModel, PuppetTool, scripted
-from tests.flow.support import ends, entered, idle, log_of, of, pending, said, until
+from tests.flow.support import ends, entered, idle, log_of, of, pending, said
 from tests.flow.support_channel import (
     BOB,
     Line,
@@ -205,10 +207,10 @@ async def test_new_starts_another_conversation_and_resume_goes_back_for_good(
         await line.hears("very")
         await settled(room, old.session_id, "sent", 3)
     restarted = Line()
-    async with room_with(database, [restarted], scripted("after a restart")):
+    async with room_with(database, [restarted], scripted(then="echo")):
         later = await restarted.say("and now?")
         assert later.session_id == old.session_id
-        part = await restarted.hears("after a restart")
+        part = await restarted.hears("and now?")
         assert part.session_id == old.session_id
 
 
@@ -249,9 +251,10 @@ async def test_a_chat_lists_and_resumes_its_own_conversations_by_their_first_wor
     async with room_with(database, [line], scripted(then="echo")) as room:
         secret = await line.say("bob's secret", to=dm("bob"), sender=BOB)
         first = await line.say("whales  and\nother large animals")
+        await line.hears("whales")
         await line.say("/new")
         second = await line.say("ants")
-        await until(lambda: _heard(line, 4))
+        await line.count(4)
         listed = await line.asks("/sessions")
         assert listed == (
             "1. ants (this one)\n2. whales and other large animals\n/resume N goes on with one."
@@ -267,10 +270,6 @@ async def test_a_chat_lists_and_resumes_its_own_conversations_by_their_first_wor
         assert (await line.asks(f"/resume {second.session_id}")) == "Back in ants."
         bobs = await line.asks("/sessions", to=dm("bob"), sender=BOB)
         assert bobs.startswith("1. bob's secret (this one)\n/resume")
-
-
-async def _heard(line: Line, count: int) -> bool:
-    return len(line.parts) >= count
 
 
 async def test_a_chat_with_one_conversation_has_none_to_resume(database: str) -> None:
@@ -345,7 +344,7 @@ async def test_steer_joins_the_work_that_goes_on_with_its_files(database: str) -
         call = await bounded(tool.called())
         steered = await line.say("/steer to the left", PICTURE)
         assert steered.message_id is not None
-        call.give("seen")
+        call.answer("seen")
         asked = await bounded(model.asked())
         assert asked.texts[-1].endswith("to the left")
         asked.say("looked left")
@@ -357,6 +356,7 @@ async def test_steer_joins_the_work_that_goes_on_with_its_files(database: str) -
             (1, 1, "look"),
             (1, 2, "to the left"),
         ]
+        assert of(log, UserMessage)[-1].message.content[-1] == PICTURE
         assert line.texts == ["looked left"], "a steer is not answered by the host"
         assert await line.asks("/steer") == "/steer TEXT"
 
@@ -388,9 +388,6 @@ async def test_retry_asks_again_what_failed(database: str) -> None:
 
 
 async def test_a_command_in_a_session_that_is_gone_makes_a_new_one(database: str) -> None:
-    from postroom.scripts.inbox import cancel
-    from postroom.scripts.log import delete_session
-
     line = Line()
     async with room_with(database, [line], scripted("hello")) as room:
         accepted = await line.say("hello")

@@ -367,6 +367,16 @@ async def test_an_event_our_own_code_fails_at_is_put_aside_too(
         await line.hears("fine")
 
 
+@pytest.mark.contract("CHN-06")
+async def test_a_key_that_is_no_text_holds_nobody_up(database: str) -> None:
+    line = Line()
+    async with room_with(database, [line], scripted(then="echo")):
+        assert (await line.say("hello", dedupe="half \ud83d")).outcome == "quarantined"
+        assert (await line.say("hello", origin="half \ud83d")).outcome == "quarantined"
+        await line.say("fine")
+        await line.hears("fine")
+
+
 async def test_a_channel_that_is_not_connected_is_refused_and_not_acknowledged(
     database: str,
 ) -> None:
@@ -535,6 +545,20 @@ async def _state(room, name: str, state: str) -> bool:  # type: ignore[no-untype
 
 
 @pytest.mark.contract("CHN-06")
+async def test_a_channel_whose_own_task_was_cancelled_starts_again_too(database: str) -> None:
+    clock = ManualClock()
+    line = Line()
+    async with room_with(database, [line], scripted(then="echo"), clock=clock) as room:
+        await line.sink()
+        line.fail(asyncio.CancelledError())
+        await until(lambda: _state(room, "line", "resting"))
+        clock.advance(1_000)
+        await line.say("back again")
+        await line.hears("back again")
+        assert line.runs == 2
+
+
+@pytest.mark.contract("CHN-06")
 async def test_a_stranger_and_a_refused_answer_stop_nothing(database: str) -> None:
     """A message of somebody else's and a 403 on an answer: both are recorded, and the line goes on."""
 
@@ -588,6 +612,26 @@ async def test_old_events_are_forgotten_while_the_room_runs(database: str) -> No
             return await room.store.read(_count, "dedupe") == 0
 
         await until(gone)
+
+
+@pytest.mark.contract("RTR-08")
+async def test_a_turn_that_a_restart_interrupted_is_answered_where_it_was_asked(
+    database: str,
+) -> None:
+    line, model = Line(), PuppetModel()
+    async with room_with(database, [line], model) as room:
+        accepted = await line.say("a question", origin="m-1")
+        await bounded(model.asked())
+        agent = agent_of(room, accepted)
+        # Somebody else joins before the end: the recovered turn still answers who asked.
+        await room.router.bind(agent.session_id, Terminal(agent.session_id))
+    again = Line()
+    async with room_with(database, [again], scripted(then="echo")) as room:
+        part = await again.hears("a question")
+        assert (part.conversation, part.session_id) == (dm(), accepted.session_id)
+        assert part.reply_to == "m-1"
+        await idle(agent_of(room, accepted))
+        assert ends(await log_of(room, str(accepted.session_id))) == ["interrupted", "completed"]
 
 
 async def test_a_turn_that_was_refused_is_told_in_the_chat(database: str) -> None:

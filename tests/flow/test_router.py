@@ -25,7 +25,13 @@ from postroom.ports.route import (
 )
 from postroom.ports.store import Tx
 from postroom.scripts.outbox import send
-from postroom.scripts.routes import ToConnection, ToConversation, target_of
+from postroom.scripts.routes import (
+    ToConnection,
+    ToConversation,
+    bind_route,
+    target_of,
+    unbind_route,
+)
 from postroom.scripts.session import create_session
 from postroom.stores.node import bury_nodes
 from postroom.testing import FaultyStore, PuppetModel, StoreWrapper, scripted
@@ -580,3 +586,73 @@ async def test_after_a_lost_lease_live_routes_are_bound_again_in_their_places(
 
 def _route_nodes(tx: Tx) -> list[str]:
     return [row[0] for row in tx.execute("SELECT node FROM route ORDER BY id")]
+
+
+@pytest.mark.contract("RTR-08")
+async def test_what_waits_for_another_nodes_terminal_comes_here_once_that_is_unbound(
+    database: str,
+) -> None:
+    """The other process holds the connection and does not send: this one may not, until it is gone."""
+    line = Line()
+    other = await open_store(database)
+    async with room_with(database, [line], scripted(then="echo")) as room:
+        accepted = await line.say("hello")
+        await line.hears("hello")
+        agent = agent_of(room, accepted)
+        await idle(agent)
+        away = claim_token()
+        await other.write(bind_route, agent.session_id, away, channel="terminal", node=other.node)
+        await agent.followup("to the other")
+        await idle(agent)
+        waiting = [d.status for d in await deliveries(room, agent.session_id)]
+        assert waiting == ["sent", "queued"]
+        await other.write(unbind_route, away)
+        await line.hears("to the other")
+    await other.aclose()
+
+
+@pytest.mark.contract("RTR-07")
+async def test_a_message_brings_what_waits_for_another_nodes_terminal_to_its_chat(
+    database: str,
+) -> None:
+    """What no turn said goes to the primary route of now: the chat's, from its next message on."""
+    line, model = Line(), PuppetModel()
+    other = await open_store(database)
+    async with room_with(database, [line], model) as room:
+        accepted = await line.say("hello")
+        (await bounded(model.asked())).say("hello yourself")
+        await line.hears("hello yourself")
+        agent = agent_of(room, accepted)
+        await idle(agent)
+        await other.write(
+            bind_route, agent.session_id, claim_token(), channel="terminal", node=other.node
+        )
+        await tell(room, agent.session_id, "a notice")
+        await settled(room, agent.session_id, "sent")
+        await settled(room, agent.session_id, "queued")
+        await line.say("I am here")
+        await line.hears("a notice")
+        assert len(line.parts) == 2
+    await other.aclose()
+
+
+@pytest.mark.contract("RTR-06")
+async def test_binding_again_after_a_lost_lease_outlives_a_store_that_refuses(
+    database: str,
+) -> None:
+    store = FaultyStore(await open_store(database, limits=Limits(lease_sqlite_ms=1_000)))
+    async with room_with(database, [], scripted(then="echo"), store=store) as room:
+        agent = await room.session(SESSION)
+        terminal = Terminal(SESSION)
+        await room.router.bind(agent.session_id, terminal)
+        old = room.store.node
+        store.refuse("bind_route", times=2)
+        await room.store.write(bury_nodes, [old])
+
+        async def bound_again() -> bool:
+            nodes = await room.store.read(_route_nodes)
+            return room.store.node != old and nodes == [room.store.node]
+
+        await until(bound_again)
+        await agent.run("after")
+        await terminal.hears("after")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -25,6 +26,7 @@ from postroom.home import environment, home
 if TYPE_CHECKING:
     from postroom.ports.model import ModelRequest
     from postroom.ports.store import Tx
+    from postroom.scripts.health import Standing
 
 _REACH_S = 5.0
 _DISK_BYTES_MIN = 200 * 1024 * 1024
@@ -44,11 +46,13 @@ def doctor_command(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="The model to reach.", show_default="as run")
     ] = None,
-    offline: Annotated[bool, typer.Option(help="Do not try to reach the model.")] = False,
+    offline: Annotated[
+        bool, typer.Option(help="Do not try to reach the model and the channels.")
+    ] = False,
     db: Database = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Check configuration, keys, the model, the database, the disk and the clock.
+    """Check configuration, keys, the model, channels, deliveries, the database, disk and clock.
 
     Exit code 1 if there is a problem. Nothing is changed.
     """
@@ -76,11 +80,14 @@ async def _examine(model: str | None, database: str, offline: bool) -> list[Find
     findings: list[Finding] = []
     environ = _guarded("environment", findings, environment) or dict(os.environ)
     findings += _cores(environ)
+    channels = _Channels(environ)
+    findings += channels.findings
     findings += _disk(database)
     findings += _clock()
-    checks: list[Awaitable[list[Finding]]] = [_database(database)]
+    checks: list[Awaitable[list[Finding]]] = [_database(database, channels.names)]
     if not offline:
         checks.append(_model(model, environ))
+        checks += [_call(name, url) for name, url in channels.urls.items()]
     for found in await asyncio.gather(*checks):
         findings += found
     return findings
@@ -115,6 +122,45 @@ def _cores(environ: dict[str, str]) -> list[Finding]:
     return findings
 
 
+class _Channels:
+    """What the cores' files say of channels. ``names`` are all that are configured, right or wrong."""
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        from postroom.cores import open_channels
+
+        opened = open_channels(environ)
+        self.urls = opened.urls
+        self.names = frozenset({*opened.connected, *(f.channel for f in opened.faults)})
+        self.findings = [
+            _problem(f"channel {f.channel}", f.error) for f in opened.faults if f.channel
+        ]
+        for name in opened.channels:
+            access = opened.connected[name].access
+            hint = None
+            if not access.everyone and not access.senders:
+                hint = f'set allow = ["sender id"] or everyone = true in channels.{name}'
+            self.findings.append(
+                Finding("warning", f"channel {name}", "nobody may talk there", hint)
+                if hint
+                else Finding("ok", f"channel {name}", "its configuration is right")
+            )
+
+
+async def _call(name: str, url: str) -> list[Finding]:
+    """Whether somebody listens where a channel sends. Nothing is sent."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(_REACH_S):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+        writer.close()
+    except (OSError, TimeoutError):
+        text = f"nobody listens at {parts.hostname}:{port}"
+        hint = "deliveries wait until somebody does; is the url right, and is the receiver up?"
+        return [Finding("warning", f"channel {name}", text, hint)]
+    return [Finding("ok", f"channel {name}", f"somebody listens at {parts.hostname}:{port}")]
+
+
 def _disk(database: str) -> list[Finding]:
     folder = home() if "://" in database else Path(database).parent
     while not folder.exists():
@@ -147,7 +193,7 @@ def _file(path: Path) -> list[Finding]:
     return [Finding("problem", "database", str(d), hint) for d in check_sqlite(path)]
 
 
-async def _database(database: str) -> list[Finding]:
+async def _database(database: str, channels: frozenset[str]) -> list[Finding]:
     if "://" not in database:
         found = await asyncio.to_thread(_file, Path(database))
         if found:
@@ -159,15 +205,17 @@ async def _database(database: str) -> list[Finding]:
     except PostroomError as error:
         return [_problem("database", error)]
     try:
-        return await store.read(_look, store.node)
+        return await store.read(_look, store.node, channels)
     except PostroomError as error:
         return [_problem("database", error)]
     finally:
         await store.aclose()
 
 
-def _look(tx: Tx, node: str) -> list[Finding]:
-    """What the tables tell: the newest event's time, and claims whose owner is gone."""
+def _look(tx: Tx, node: str, channels: frozenset[str]) -> list[Finding]:
+    """What the tables tell: the newest event's time, claims whose owner is gone, deliveries."""
+    from postroom.scripts.health import standing
+
     now = tx.now()
     sessions, newest = tx.execute("SELECT count(*), coalesce(max(updated_at), 0) FROM session")[0]
     findings = [Finding("ok", "database", f"{sessions} sessions, schema up to date")]
@@ -175,17 +223,38 @@ def _look(tx: Tx, node: str) -> list[Finding]:
         text = f"the newest event is {(newest - now) / 60_000:,.0f} minutes in the future"
         findings.append(Finding("problem", "clock", text, "set the machine's clock"))
     stuck = tx.execute(
-        "SELECT key FROM work WHERE status = 'claimed' AND owner <> :node AND NOT EXISTS"
+        "SELECT kind, key FROM work WHERE status = 'claimed' AND owner <> :node AND NOT EXISTS"
         " (SELECT 1 FROM node WHERE node.id = work.owner AND node.expires_at > :now) LIMIT 20",
         {"node": node, "now": now},
     )
-    if stuck:
-        names = ", ".join(str(row[0]) for row in stuck)
-        hint = "the next `postroom run` with that session recovers it"
-        findings.append(Finding("warning", "claims", f"left by a dead process: {names}", hint))
-    doubtful = tx.execute("SELECT count(*) FROM delivery WHERE status = 'unknown'")[0][0]
-    if doubtful:
-        findings.append(Finding("warning", "deliveries", f"{doubtful} are unknown"))
+    drives = [str(key) for kind, key in stuck if not kind.startswith("delivery.")]
+    sends = [str(key) for kind, key in stuck if kind.startswith("delivery.")]
+    if drives:
+        text = f"left by a dead process: {', '.join(drives)}"
+        hint = "`postroom serve`, or the next `postroom run` with that session, recovers it"
+        findings.append(Finding("warning", "claims", text, hint))
+    if sends:
+        text = f"left by a dead process: {', '.join(sends)}"
+        hint = "the next `postroom serve` finds out what became of them, or shows them as unknown"
+        findings.append(Finding("warning", "claims", text, hint))
+    return findings + _deliveries(standing(tx), channels)
+
+
+def _deliveries(found: Standing, channels: frozenset[str]) -> list[Finding]:
+    findings: list[Finding] = []
+    unknown = found.deliveries.get("unknown", 0)
+    if unknown:
+        hint = "`postroom outbox list --status unknown` shows them, `outbox resolve` settles one"
+        findings.append(Finding("warning", "deliveries", f"{unknown} are unknown", hint))
+    failed = found.deliveries.get("failed", 0)
+    if failed:
+        hint = "`postroom outbox list --status failed` says why, `outbox redeliver` tries again"
+        findings.append(Finding("warning", "deliveries", f"{failed} have failed", hint))
+    for name in found.waiting:
+        if name not in channels:
+            text = f"some wait for the channel {name}, which no core has"
+            hint = f"configure channels.{name} again, or give them up: `postroom outbox abandon`"
+            findings.append(Finding("warning", "deliveries", text, hint))
     return findings
 
 

@@ -29,13 +29,16 @@ app.command("run")(run_command)
 
 def _add_the_others() -> None:
     """Not for `run`, which programs start often: a tenth of a second is spent on them."""
-    from postroom.cli import db, inbox, model, session
+    from postroom.cli import db, inbox, model, outbox, session
     from postroom.cli.doctor import doctor_command
     from postroom.cli.init import init_command
+    from postroom.cli.serve import serve_command
     from postroom.cli.usage import usage_command
 
+    app.command("serve")(serve_command)
     app.add_typer(session.app, name="session")
     app.add_typer(inbox.app, name="inbox")
+    app.add_typer(outbox.app, name="outbox")
     app.add_typer(model.app, name="model")
     app.command("usage")(usage_command)
     app.command("init")(init_command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -14,6 +14,8 @@ from postroom.errors import UsageError
 from postroom.home import default_database
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from postroom.ports.store import Store
 
 R = TypeVar("R")
@@ -86,16 +88,20 @@ def when(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def print_table(columns: list[str], rows: list[list[str]]) -> None:
-    """A table for people: ruled and coloured in a terminal, plain when piped."""
+def print_table(columns: list[str], rows: Sequence[Sequence[str | Text]]) -> None:
+    """A table for people: ruled and coloured in a terminal, plain when piped.
+
+    A cell is shown as it stands: what looks like markup in it is text.
+    """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*[Text(cell) if isinstance(cell, str) else cell for cell in row])
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)

@@ -94,7 +94,10 @@ class Channels:
                 await channel.run(self._sink)
                 health.state = "ended"
                 return
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                    raise  # it is us who are stopped; else something of the channel's own was
                 log.warning("channel %s failed: %s: %s", channel.name, type(error).__name__, error)
                 health.state = "resting"
                 health.error = f"{type(error).__name__}: {error}"

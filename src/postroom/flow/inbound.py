@@ -149,8 +149,10 @@ class InteractionRuntime:
         cursor: tuple[str, str] | None = None,
     ) -> None:
         log.warning("%s: an event was put aside: %s", channel, error)
-        text = raw.decode("utf-8", "replace").replace("\0", "\ufffd")
-        await self._store.write(scripts.quarantine, channel, dedupe, text, error, cursor)
+        text = raw.decode("utf-8", "replace")
+        await self._store.write(
+            scripts.quarantine, channel, sound(dedupe), text, sound(error), cursor
+        )
 
     def guarded(self, policy: Policy | None) -> Policy:
         """A core's own policy, and before it that a sender may still talk here."""
@@ -173,17 +175,34 @@ class InteractionRuntime:
         return both
 
     async def policy(self, session_id: SessionId, batch: tuple[Message, ...]) -> Verdict:
-        """Judges a batch at its claim: who was let in when it came may have been shut out since."""
-        refused = tuple(m.id for m in batch if not self._may_talk(m.source))
-        if not refused:
-            return Admit()
-        return Reject("its sender may no longer talk here", refused)
+        """Judges a batch at its claim, as `senders_policy` does."""
+        return judge_senders(self._connected, batch)
 
-    def _may_talk(self, source: Source) -> bool:
-        if source.kind != KIND or source.channel is None:
-            return True
-        connected = self._connected.get(source.channel)
-        return connected is not None and connected.access.allows(source.sender_id)
+
+def senders_policy(connected: Mapping[str, Connected]) -> Policy:
+    """Refuses at the claim whoever was let in when the message came and has been shut out since.
+
+    A message of a channel that is not among ``connected`` is refused; one of no channel never is.
+    """
+
+    async def policy(session_id: SessionId, batch: tuple[Message, ...]) -> Verdict:
+        return judge_senders(connected, batch)
+
+    return policy
+
+
+def judge_senders(connected: Mapping[str, Connected], batch: tuple[Message, ...]) -> Verdict:
+    refused = tuple(m.id for m in batch if not _may_talk(connected, m.source))
+    if not refused:
+        return Admit()
+    return Reject("its sender may no longer talk here", refused)
+
+
+def _may_talk(connected: Mapping[str, Connected], source: Source) -> bool:
+    if source.kind != KIND or source.channel is None:
+        return True
+    known = connected.get(source.channel)
+    return known is not None and known.access.allows(source.sender_id)
 
 
 def name_shown(name: str) -> str:

@@ -13,9 +13,9 @@ is asked about, bounded, and then the operator's. Nothing is sent again in doubt
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -32,7 +32,14 @@ from postroom.domain.outbox import (
     Uncertain,
     Verdict,
 )
-from postroom.errors import CommitUncertain, NotCommitted, StoreClosed, StoreError
+from postroom.errors import (
+    CommitUncertain,
+    InputError,
+    NotCommitted,
+    StoreClosed,
+    StoreError,
+    UnknownSession,
+)
 from postroom.flow.router import SessionInteractionRouter
 from postroom.ports.channel import OutPart, Profile, Unit
 from postroom.ports.clock import Clock
@@ -50,7 +57,10 @@ R = TypeVar("R")
 
 _LOOK_LIMIT = 500
 _LOOK_EVERY_S = 15.0
+_LOOK_AGAIN_S = 0.25
 _WRITE_AGAIN_MS = (100, 400, 1600, 6400)
+_RECORD_AGAIN_MS = 30_000
+_LAST_WRITES_S = 5.0
 _LANE_AGAIN_S = (0.1, 1.0, 5.0, 30.0)
 
 Cut = Callable[[str, int, Unit], Sequence[str]]
@@ -106,9 +116,9 @@ class DeliveryRuntime:
         self._rules = rules_of(limits)
         self._lanes: dict[SessionId, _Lane] = {}
         self._asking: dict[DeliveryId, asyncio.Task[None]] = {}
-        self._active: set[ClaimToken] = set()
         self._failures: dict[SessionId, int] = {}
         self._working = False
+        self._over = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
         self._look_again = False
         self._timers: set[asyncio.TimerHandle] = set()
@@ -139,7 +149,6 @@ class DeliveryRuntime:
             self._look()
 
     def _on_lease_lost(self) -> None:
-        self._active.clear()
         self._look()
 
     def _ticking(self) -> None:
@@ -154,26 +163,37 @@ class DeliveryRuntime:
         self._looking = self._loop.create_task(self._look_once(), name="look at the outbox")
 
     async def _look_once(self) -> None:
-        """Hints every lane that has something, page by page, and asks about every doubt."""
+        """Hints every lane that has something, page by page, and asks about every doubt.
+
+        Not at every commit of another process's: what comes within a moment is looked at together.
+        """
         try:
             while True:
                 self._look_again = False
-                after = 0
-                while self._working:
-                    page = await self._store.read(scripts.lanes_to_serve, after, _LOOK_LIMIT)
-                    for _, session_id in page:
-                        self._hint(session_id)
-                    if len(page) < _LOOK_LIMIT:
-                        break
-                    after = page[-1][0]
-                for delivery_id, _ in await self._store.read(scripts.doubts, _LOOK_LIMIT):
-                    self._ask(delivery_id)
+                await self._look_at_all()
                 if not self._look_again:
                     return
+                await asyncio.sleep(_LOOK_AGAIN_S)
         except StoreClosed:
             return
         except StoreError as error:
             log.warning("the outbox could not be looked at: %s", error)
+
+    async def _look_at_all(self) -> None:
+        lane = 0
+        while self._working:
+            lanes = await self._store.read(scripts.lanes_to_serve, lane, _LOOK_LIMIT)
+            for lane, session_id in lanes:
+                self._hint(session_id)
+            if len(lanes) < _LOOK_LIMIT:
+                break
+        doubt = (0, "")
+        while self._working:
+            doubts = await self._store.read(scripts.doubts, doubt, _LOOK_LIMIT)
+            for doubt in doubts:
+                self._ask(doubt[1])
+            if len(doubts) < _LOOK_LIMIT:
+                break
 
     def _hint(self, session_id: SessionId) -> None:
         if not self._working:
@@ -199,8 +219,8 @@ class DeliveryRuntime:
                         return
                 elif not lane.hint.is_set() and not await self._rest(lane, found):
                     return
-        except (StoreClosed, asyncio.CancelledError):
-            pass
+        except (StoreClosed, UnknownSession, asyncio.CancelledError):
+            pass  # a session that was deleted has no lane
         except Exception:
             # A lane that fails is a mistake of ours or the store's: it costs a pause, and no other lane.
             log.exception("the lane of %s failed", session_id)
@@ -238,38 +258,26 @@ class DeliveryRuntime:
 
     async def _work_off(self, session_id: SessionId) -> Wait | None:
         """Sends what may be sent now, one after the other; what there is to wait for then."""
-        token = self._token()
-        deadline = self._deadline()
-        used: list[ClaimToken] = [token]
-        try:
-            found: Next = await self._write(
-                scripts.claim_delivery, session_id, token, self._serves()
-            )
-            while isinstance(found, Claimed):
-                self.counts.claimed += 1
-                outcome, stopped = await self._send(found, deadline)
-                token = self._token()
-                used.append(token)
-                deadline = self._deadline()
-                found = await asyncio.shield(self._record(found, outcome, token, stopped))
-                if stopped:
-                    raise asyncio.CancelledError
-            return found
-        finally:
-            self._active.difference_update(used)
-
-    async def _record(
-        self, claimed: Claimed, outcome: SendOutcome, token: ClaimToken, stopped: bool
-    ) -> Next:
-        self._count(outcome)
-        serves = self._serves()
-        if stopped or not self._working:  # the last act here: nothing more is claimed
-            serves = msgspec.structs.replace(
-                serves, channels=frozenset[str](), connections=frozenset[str]()
-            )
-        return await self._write(
-            scripts.record_outcome, claimed, outcome, self._clock.jitter(), token, serves
+        token, asked_at = mint.claim_token(), self._clock.monotonic_ms()
+        found: Next = await self._write(
+            _WRITE_AGAIN_MS, scripts.claim_delivery, session_id, token, self._serves(token)
         )
+        while isinstance(found, Claimed):
+            self.counts.claimed += 1
+            outcome = await self._send(found, asked_at)
+            self._count(outcome)
+            token, asked_at = mint.claim_token(), self._clock.monotonic_ms()
+            # What a platform said is known to nobody else: it is not given up while it can be kept.
+            found = await self._write(
+                itertools.chain(_WRITE_AGAIN_MS, itertools.repeat(_RECORD_AGAIN_MS)),
+                scripts.record_outcome,
+                found,
+                outcome,
+                self._clock.jitter(),
+                token,
+                self._serves(token, found.fence.token),
+            )
+        return found
 
     def _count(self, outcome: SendOutcome) -> None:
         if isinstance(outcome, Sent):
@@ -279,17 +287,11 @@ class DeliveryRuntime:
         else:
             self.counts.refused += 1
 
-    def _token(self) -> ClaimToken:
-        token = mint.claim_token()
-        self._active.add(token)
-        return token
-
-    def _deadline(self) -> int:
-        """Read before a claim: its calls end well before its lease could."""
-        return self._clock.monotonic_ms() + self._store.lease_ms * 2 // 3
-
-    def _serves(self) -> Serves:
-        profiles = {name: c.profile for name, c in self._router.channels.items()}
+    def _serves(self, *active: ClaimToken) -> Serves:
+        """Nothing while it ends: then the last outcomes are recorded and nothing more is claimed."""
+        profiles: dict[str, Profile] = {}
+        if self._working:
+            profiles = {name: c.profile for name, c in self._router.channels.items()}
 
         def cut(channel: str, text: str) -> Sequence[str]:
             profile = profiles[channel]
@@ -298,42 +300,53 @@ class DeliveryRuntime:
         return Serves(
             self._store.node,
             frozenset(profiles),
-            self._router.connections,
+            self._router.connections if self._working else frozenset(),
             cut,
             {name: p.reconciles or p.repeat_window_ms > 0 for name, p in profiles.items()},
             self._rules,
-            frozenset(self._active),
+            frozenset(active),
         )
 
-    async def _send(self, claimed: Claimed, deadline: int) -> tuple[SendOutcome, bool]:
-        """What came of one call, and whether this process was told to stop meanwhile."""
-        left_ms = deadline - self._clock.monotonic_ms()
+    async def _send(self, claimed: Claimed, asked_at: int) -> SendOutcome:
+        """What came of one call. It ends well before the claim, asked for at ``asked_at``, could."""
+        left_ms = asked_at + claimed.lease_left_ms * 2 // 3 - self._clock.monotonic_ms()
         if left_ms <= 0:
-            return NotStarted("the claim became too old before the call"), False
+            return NotStarted("the claim became too old before the call")
+        if self._over.is_set():
+            return NotStarted("the process is stopping")
         route = self._router.route_to(claimed.session_id, claimed.address)
         if route is None:
-            return NotStarted("what would deliver it is not here"), False
+            return NotStarted("what would deliver it is not here")
         profile = route.profile
         if claimed.kind == "progress" and not profile.progress:
-            return Sent(None, "not shown there"), False
-        limit_ms = min(profile.send_timeout_ms, left_ms)
+            return Sent(None, "not shown there")
         outbound = InteractionOutbound(claimed.session_id, (InteractionItem(_part(claimed)),))
-        call = asyncio.ensure_future(self._router.deliver(outbound, claimed.address))
-        timer = asyncio.ensure_future(self._clock.sleep_ms(limit_ms))
+        call = self._loop.create_task(self._router.deliver(outbound, claimed.address))
         try:
-            await asyncio.wait({call, timer}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)  # what is answered in this process mostly is by now
+            if not call.done():
+                await self._end_of(call, min(profile.send_timeout_ms, left_ms))
             if call.done():
-                return _outcome(call), False
-            return Uncertain(f"no answer within {limit_ms / 1000:g} s"), False
-        except asyncio.CancelledError:
-            if call.done():
-                return _outcome(call), True
-            return Uncertain("the process was stopped during the call"), True
+                return _outcome(call)
+            if self._over.is_set():
+                return Uncertain("the process was stopped during the call")
+            return Uncertain("it did not answer in time")
+        finally:
+            if not call.done():
+                call.cancel()
+                await asyncio.wait({call}, timeout=1)
+                if call.done() and not call.cancelled():
+                    call.exception()  # too late to be believed, and not to be warned of
+
+    async def _end_of(self, call: asyncio.Task[SendOutcome], limit_ms: int) -> None:
+        """Returns when the call has ended, after the limit, or when this process has no more time."""
+        timer = self._loop.create_task(_sleep_ms(self._clock, limit_ms))
+        over = self._loop.create_task(self._over.wait())
+        try:
+            await asyncio.wait({call, timer, over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             timer.cancel()
-            call.cancel()
-            with contextlib.suppress(BaseException):
-                await asyncio.wait({call}, timeout=1)
+            over.cancel()
 
     # ---- doubt ----
 
@@ -348,29 +361,34 @@ class DeliveryRuntime:
         """Asks until a verdict says something, or until that is the operator's to decide."""
         try:
             while self._working:
-                token = self._token()
-                try:
+                token = mint.claim_token()
+                found = await self._write(
+                    _WRITE_AGAIN_MS,
+                    scripts.claim_question,
+                    delivery_id,
+                    token,
+                    self._serves(token),
+                )
+                if isinstance(found, Question):
+                    self.counts.asked += 1
                     found = await self._write(
-                        scripts.claim_question, delivery_id, token, self._serves()
+                        _WRITE_AGAIN_MS,
+                        scripts.record_verdict,
+                        found,
+                        await self._verdict(found),
+                        self._settle_ms(found),
+                        self._clock.jitter(),
+                        self._serves(token),
                     )
-                    if isinstance(found, Question):
-                        self.counts.asked += 1
-                        verdict = await self._verdict(found)
-                        found = await self._write(
-                            scripts.record_verdict,
-                            found,
-                            verdict,
-                            self._settle_ms(found),
-                            self._clock.jitter(),
-                            self._serves(),
-                        )
-                finally:
-                    self._active.discard(token)
                 if found is None or found.until is None:
                     return
                 await self._clock.sleep_ms(max(1, found.until - self._clock.now_ms()))
+        except (StoreClosed, InputError, UnknownSession):
+            return  # deleted meanwhile, or the process ends
         except StoreError as error:
             log.warning("delivery %s could not be settled now: %s", delivery_id, error)
+        except Exception:
+            log.exception("delivery %s could not be settled now", delivery_id)
 
     def _settle_ms(self, question: Question) -> int:
         profile = self._profile(question)
@@ -417,36 +435,58 @@ class DeliveryRuntime:
         for timer in (*self._timers, self._tick):
             if timer is not None:
                 timer.cancel()
-        tasks = {lane.task for lane in self._lanes.values() if lane.task is not None}
         for task in (*self._asking.values(), self._looking):
             if task is not None:
                 task.cancel()
+        lanes = {lane.task for lane in self._lanes.values() if lane.task is not None}
         for lane in self._lanes.values():
             lane.hint.set()
-        if tasks:
-            _, left = await asyncio.wait(tasks, timeout=budget_ms / 1000)
+        if lanes:
+            _, left = await asyncio.wait(lanes, timeout=budget_ms / 1000)
+            self._over.set()
+            if left:  # their calls are cut off, and what is known of them is still written
+                _, left = await asyncio.wait(left, timeout=_LAST_WRITES_S)
             for task in left:
                 task.cancel()
-            if left:
-                await asyncio.wait(left, timeout=5)
+        self._over.set()
         if self._asking:
             await asyncio.wait(set(self._asking.values()), timeout=1)
 
     # ---- writing ----
 
     async def _write(
-        self, script: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs
+        self,
+        again_ms: Iterable[int],
+        script: Callable[Concatenate[Tx, P], R],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> R:
-        """A write that is made again while the store says it may be."""
-        for wait_ms in _WRITE_AGAIN_MS:
+        """A write that is made again, after these pauses, while the store says it may be."""
+        for wait_ms in again_ms:
             try:
                 return await self._store.write(script, *args, **kwargs)
             except StoreClosed:
                 raise
             except (NotCommitted, CommitUncertain) as error:
+                if self._over.is_set():
+                    raise
                 log.warning("not written, again in %d ms: %s", wait_ms, error)
-                await self._clock.sleep_ms(wait_ms)
+                await self._pause(wait_ms)
         return await self._store.write(script, *args, **kwargs)
+
+    async def _pause(self, wait_ms: int) -> None:
+        """Sleeps, but not beyond the end of this process."""
+        sleep = self._loop.create_task(_sleep_ms(self._clock, wait_ms))
+        over = self._loop.create_task(self._over.wait())
+        try:
+            await asyncio.wait({sleep, over}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleep.cancel()
+            over.cancel()
+
+
+async def _sleep_ms(clock: Clock, ms: int) -> None:
+    await clock.sleep_ms(ms)
 
 
 def _part(claimed: Claimed) -> OutPart:
@@ -468,7 +508,7 @@ def _part(claimed: Claimed) -> OutPart:
     )
 
 
-def _outcome(call: asyncio.Future[SendOutcome]) -> SendOutcome:
+def _outcome(call: asyncio.Task[SendOutcome]) -> SendOutcome:
     """What a route answered. Whatever it raised instead, the call may have begun."""
     if call.cancelled():
         return Uncertain("the call was cancelled")

@@ -157,15 +157,20 @@ class SessionInteractionRouter:
             self._rebinding = asyncio.ensure_future(self._rebind_at_last())
 
     async def _rebind_at_last(self) -> None:
-        for wait_s in (0.1, 1.0, 5.0, 15.0):
+        """Tries until it is done, for the name the process has then; bounded."""
+        for wait_s in (0.1, 1.0, 5.0, 15.0, 15.0, 15.0):
+            node = self._store.node
             try:
-                return await self.rebind()
+                await self.rebind()
             except StoreClosed:
                 return
             except StoreError as error:
                 log.warning("live routes could not be bound again, next in %g s: %s", wait_s, error)
                 await asyncio.sleep(wait_s)
-        await self.rebind()
+            else:
+                if self._store.node == node:
+                    return
+        log.error("live routes could not be bound again; who is attached must bind anew")
 
     async def _write_bound(self, token: ClaimToken) -> None:
         bound = self._live.get(token)

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from postroom.config import Limits
 from postroom.domain import outbox as machine
 from postroom.domain.conversation import ConversationKey
 from postroom.domain.event import (
@@ -52,7 +53,6 @@ from postroom.scripts.sending import machine as as_machine
 from postroom.scripts.session import (
     LockedSession,
     check_fence,
-    is_node,
     lapsed,
     lock_session,
     read_work,
@@ -67,7 +67,8 @@ class Serves(msgspec.Struct, frozen=True):
     """What a process can deliver to, as data and two pure functions.
 
     ``channels`` are those it runs; ``cut`` cuts a text to a channel's measure; ``connections`` are
-    the live routes it holds. ``active`` are its claims in use: another of its own was abandoned.
+    the live routes it holds. ``asks`` says of each channel whether a part in doubt can be settled
+    there. ``active`` are its claims in use on what it asks for: another of its own was abandoned.
     """
 
     node: NodeId
@@ -80,7 +81,10 @@ class Serves(msgspec.Struct, frozen=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """One part to be sent now: `sending` is on disk, the attempt charged."""
+    """One part to be sent now: `sending` is on disk, the attempt charged.
+
+    ``lease_left_ms``: how long from the claim on its owner is believed alive without another sign.
+    """
 
     session_id: SessionId
     delivery_id: DeliveryId
@@ -94,6 +98,7 @@ class Claimed(msgspec.Struct, frozen=True):
     reply_to: str | None
     attempt: int
     first_attempt_at: int
+    lease_left_ms: int
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -210,34 +215,26 @@ def record_outcome(
     ``token`` is for that next claim, should it be another delivery's. A claim that was lost records
     nothing, but that a part in doubt is known to have arrived.
     """
-    tx_now = tx.now()
     session = lock_session(tx, claimed.session_id)
     row, parts = _load(tx, claimed.delivery_id)
     work = read_work(tx, SEND, claimed.delivery_id)
     delivery = as_machine(row, parts)
     if not holds(work, claimed.fence):
-        part = delivery.parts[claimed.index] if claimed.index < len(delivery.parts) else None
-        stale_but_sure = (
-            isinstance(outcome, Sent)
-            and part is not None
-            and part.status == "unknown"
-            and row.ref == claimed.fence.token
-        )
-        if stale_but_sure and isinstance(outcome, Sent):
+        if isinstance(outcome, Sent) and delivery.parts[claimed.index].status == "unknown":
+            found_there = Found(outcome.reference)
             judged = machine.judge(
-                delivery, claimed.index, Found(outcome.reference), tx_now, serves.rules
+                delivery, claimed.index, found_there, tx.now(), serves.rules, jitter
             )
             _write(session, row, parts, judged)
+            _ready_again(tx, row, judged)
+    elif delivery.parts[claimed.index].status == "sending":
+        recorded = machine.record(delivery, outcome, tx.now(), serves.rules, jitter)
+        following = _go_on(session, row, parts, recorded, claimed, serves)
+        if following is not None:
             session.save()
-    elif delivery.parts[claimed.index].status != "sending":
-        if any(p.status == "sending" for p in delivery.parts):  # running again: the next is claimed
-            return _claimed(session, row, parts, delivery, claimed.fence, claimed.address)
-    else:
-        recorded = machine.record(delivery, outcome, tx_now, serves.rules, jitter)
-        done = _go_on(session, row, parts, recorded, work, claimed, serves)
-        if done is not None:
-            session.save()
-            return done
+            return following
+    else:  # running again, and the next part was claimed
+        return _claimed(session, row, parts, delivery, claimed.fence, claimed.address)
     found = _claim_next(session, token, serves)
     session.save()
     return found
@@ -248,26 +245,29 @@ def _go_on(
     row: DeliveryRow,
     parts: list[PartRow],
     recorded: Delivery,
-    work: Work,
     claimed: Claimed,
     serves: Serves,
 ) -> Claimed | None:
     """The next part of the same delivery under the same claim; else the claim is let go."""
     tx = session.tx
-    following = machine.claim_part(recorded, tx.now())
-    address = resolve(tx, session.sid, row.route, session.target)
-    if following is None or address is None or address != claimed.address:
-        _write(session, row, parts, recorded)
-        _release(tx, row, recorded)
-        return None
-    _write(session, row, parts, following, until=_until(tx, serves))
-    return _claimed(session, row, parts, following, Fence(work.epoch, claimed.fence.token), address)
+    if recorded.parts[claimed.index].status == "sent" and recorded.next_part is not None:
+        until = _lease_end(tx, serves)
+        address = resolve(tx, session.sid, claimed.address.spelled(), session.target)
+        following = machine.claim_part(recorded, tx.now())
+        goes_on = address == claimed.address and _can(serves, claimed.address)
+        if following is not None and until is not None and goes_on:
+            _write(session, row, parts, following, until=until)
+            return _claimed(session, row, parts, following, claimed.fence, claimed.address, until)
+    _write(session, row, parts, recorded)
+    _release(tx, row, recorded)
+    return None
 
 
 def _claim_next(session: LockedSession, token: ClaimToken, serves: Serves) -> Next:
     """Looks at the head of the lane until something can be said of it."""
     tx = session.tx
-    if not is_node(tx, serves.node):
+    lease_end = _lease_end(tx, serves)
+    if lease_end is None:
         return Wait(None)
     while True:
         row = read_delivery(
@@ -277,13 +277,15 @@ def _claim_next(session: LockedSession, token: ClaimToken, serves: Serves) -> Ne
             return None
         parts = read_parts(tx, row.id)
         delivery = as_machine(row, parts)
+        if row.decided_by is None:  # how old it may become is a setting of who sends it
+            expires_at = row.created_at + serves.rules.expiry_ms
+            delivery = msgspec.structs.replace(delivery, expires_at=expires_at)
         now = tx.now()
         work = read_work(tx, SEND, row.id)
         if any(p.status == "sending" for p in delivery.parts):
-            if work.token == token:
-                address = resolve(tx, session.sid, row.route, session.target)
-                assert address is not None
-                return _claimed(session, row, parts, delivery, Fence(work.epoch, token), address)
+            if work.token == token:  # running again
+                fence, address = Fence(work.epoch, token), _address_of(row, serves)
+                return _claimed(session, row, parts, delivery, fence, address)
             abandoned = work.owner == serves.node and work.token not in serves.active
             if not abandoned and not lapsed(tx, work.owner):
                 return Wait(None)
@@ -296,14 +298,18 @@ def _claim_next(session: LockedSession, token: ClaimToken, serves: Serves) -> Ne
             until = delivery.unknown_at + serves.rules.reconcile_wait_ms
             if now < until:
                 return Wait(until)
-            _write(session, row, parts, machine.stop_waiting(delivery))
+            goes_on = machine.stop_waiting(delivery)
+            _write(session, row, parts, goes_on)
+            _ready_again(tx, row, goes_on)
             continue
         if now >= delivery.expires_at:
             expired = machine.expire(delivery)
             _write(session, row, parts, expired)
             _release(tx, row, expired)
             continue
-        address = resolve(tx, session.sid, row.route, session.target)
+        begun = any(p.status in ("sent", "unknown") for p in delivery.parts)
+        wanted = row.address if begun else row.route  # what has begun in one place ends there
+        address = resolve(tx, session.sid, wanted, session.target)
         if address is None:
             unrouted = machine.unroute(delivery)
             _write(session, row, parts, unrouted)
@@ -315,14 +321,16 @@ def _claim_next(session: LockedSession, token: ClaimToken, serves: Serves) -> Ne
             return Wait(min(delivery.due, delivery.expires_at))
         if isinstance(address, ToConversation) and _is_untouched(delivery):
             parts = _cut(session, row, parts, address.channel, serves)
-            delivery = as_machine(row, parts)
+            cut = tuple(p.part for p in parts)
+            delivery = msgspec.structs.replace(delivery, parts=cut)
         following = machine.claim_part(delivery, now)
         assert following is not None
         taken = claim(_as_ready(work), serves.node, token, lapsed=False)
         assert taken is not None
         write_work(tx, SEND, row.id, taken)
-        _write(session, row, parts, following, until=_until(tx, serves), ref=token, to=address)
-        return _claimed(session, row, parts, following, Fence(taken.epoch, token), address)
+        _write(session, row, parts, following, until=lease_end, to=address)
+        fence = Fence(taken.epoch, token)
+        return _claimed(session, row, parts, following, fence, address, lease_end)
 
 
 def _as_ready(work: Work) -> Work:
@@ -336,14 +344,27 @@ def _can(serves: Serves, address: Address) -> bool:
     return address.channel in serves.channels
 
 
+def _address_of(row: DeliveryRow, serves: Serves) -> Address:
+    """Where a claim of this process's own goes, whatever became of the route since."""
+    assert row.address is not None
+    conversation = _spelled(row.address)
+    if conversation is not None:
+        return conversation
+    return ToConnection(ClaimToken(row.address.split(" ", 1)[1]), "", serves.node)
+
+
 def _is_untouched(delivery: Delivery) -> bool:
-    return all(p.status == "queued" and p.first_attempt_at is None for p in delivery.parts)
+    """Nothing of it was ever begun to be sent, so its parts may still be cut otherwise."""
+    return all(p.status == "queued" and p.attempts == 0 for p in delivery.parts)
 
 
-def _until(tx: Tx, serves: Serves) -> int:
-    """When a call made under a claim of now must have ended: no later than its owner's lease."""
-    rows = tx.execute("SELECT expires_at FROM node WHERE id = :id", {"id": serves.node})
-    return rows[0][0] if rows else tx.now()
+def _lease_end(tx: Tx, serves: Serves) -> int | None:
+    """Until when this process is believed alive, as it stands; None: it is no more."""
+    rows = tx.execute(
+        "SELECT expires_at FROM node WHERE id = :id AND expires_at > :now",
+        {"id": serves.node, "now": tx.now()},
+    )
+    return rows[0][0] if rows else None
 
 
 def _cut(
@@ -403,10 +424,14 @@ def _claimed(
     delivery: Delivery,
     fence: Fence,
     address: Address,
+    until: int | None = None,
 ) -> Claimed:
+    """``until`` None: the claim was made before, and its row says so."""
     index = machine.sending_part(delivery)
     part = delivery.parts[index]
+    until = parts[index].until if until is None else until
     assert part.first_attempt_at is not None
+    assert until is not None
     return Claimed(
         session.id,
         DeliveryId(row.id),
@@ -420,6 +445,7 @@ def _claimed(
         row.reply_to if index == 0 else None,
         part.attempts,
         part.first_attempt_at,
+        until - session.tx.now(),
     )
 
 
@@ -444,6 +470,12 @@ def _release(tx: Tx, row: DeliveryRow, delivery: Delivery) -> None:
         tx.execute(
             "DELETE FROM work WHERE kind = :kind AND key = :key", {"kind": SEND, "key": row.id}
         )
+
+
+def _ready_again(tx: Tx, row: DeliveryRow, delivery: Delivery) -> None:
+    """What waited for a verdict, or for an operator, may be claimed once more."""
+    if delivery.blocks and delivery.unknown_at is None:
+        ready_work(tx, SEND, row.id)
 
 
 _TOLD = ("sent", "failed", "unknown", "unrouted")
@@ -516,7 +548,7 @@ def _write(
         tx.execute(
             "DELETE FROM work WHERE kind = :kind AND key = :key", {"kind": ASK, "key": row.id}
         )
-    if status != row.status and (status in _TOLD or by is not None):
+    if status != row.status and (status in _TOLD or row.status in _TOLD or by is not None):
         receipts = tuple(PartReceipt(p.status, p.reference, p.note, p.error) for p in after.parts)
         session.append(
             (DeliveryStatusChanged(DeliveryId(row.id), status, receipts, row.owner_turn, by),)
@@ -548,14 +580,18 @@ class Question(msgspec.Struct, frozen=True):
     until: int
 
 
-def doubts(tx: Tx, limit: int) -> list[tuple[DeliveryId, int]]:
-    """Deliveries in doubt that are not the operator's yet, and when each may be asked about."""
+def doubts(tx: Tx, after: tuple[int, str], limit: int) -> list[tuple[int, DeliveryId]]:
+    """Deliveries in doubt that are not the operator's yet, above ``after``, the oldest first.
+
+    Each as when it was made (Unix ms) and its id: both are what the next page comes after.
+    """
     rows = tx.execute(
-        "SELECT id, ask_at FROM delivery WHERE status = 'unknown' AND status <> 'sent'"
-        " AND handed_over = 0 ORDER BY created_at LIMIT :limit",
-        {"limit": limit},
+        "SELECT created_at, id FROM delivery WHERE status = 'unknown' AND status <> 'sent'"
+        " AND handed_over = 0 AND created_at >= :at AND (created_at > :at OR id > :id)"
+        " ORDER BY created_at, id LIMIT :limit",
+        {"at": after[0], "id": after[1], "limit": limit},
     )
-    return [(DeliveryId(r[0]), r[1]) for r in rows]
+    return [(r[0], DeliveryId(r[1])) for r in rows]
 
 
 def claim_question(
@@ -587,7 +623,7 @@ def claim_question(
     if work.token != token:
         abandoned = work.owner == serves.node and work.token not in serves.active
         taken = claim(work, serves.node, token, lapsed=abandoned or lapsed(tx, work.owner))
-        if taken is None or not is_node(tx, serves.node):
+        if taken is None or _lease_end(tx, serves) is None:
             return None
         write_work(tx, ASK, row.id, taken)
         work = taken
@@ -606,6 +642,7 @@ def claim_question(
         row.reply_to if index == 0 else None,
         part.attempts,
         part.first_attempt_at or row.created_at,
+        0,
     )
     return Question(asked, now, parts[index].until or now)
 
@@ -624,7 +661,7 @@ def record_verdict(
     now = tx.now()
     work = read_work(tx, ASK, row.id)
     if delivery.parts[asked.index].status != "unknown":
-        return None
+        return Wait(row.ask_at) if row.ask_at is not None else None
     if not holds(work, asked.fence):
         if not isinstance(verdict, Found):
             return Wait(row.ask_at)
@@ -649,8 +686,7 @@ def record_verdict(
             " WHERE kind = :kind AND key = :key",
             {"kind": ASK, "key": row.id},
         )
-    elif judged.blocks:
-        ready_work(tx, SEND, row.id)
+    _ready_again(tx, row, judged)
     tx.wake(SEND, session.id)
     session.save()
     return Wait(again) if still else None
@@ -659,9 +695,9 @@ def record_verdict(
 def _hand_over(
     session: LockedSession, row: DeliveryRow, parts: list[PartRow], delivery: Delivery
 ) -> None:
-    _write(session, row, parts, machine.hand_over(delivery))
-    if machine.hand_over(delivery).blocks:
-        ready_work(session.tx, SEND, row.id)
+    handed = machine.hand_over(delivery)
+    _write(session, row, parts, handed)
+    _ready_again(session.tx, row, handed)
     session.tx.wake(SEND, session.id)
     session.save()
 
@@ -804,10 +840,13 @@ def resolve_delivery(
         InputError: no part of it is in doubt.
     """
 
-    def settle(delivery: Delivery, now: int) -> Delivery:
+    def settle(session: LockedSession, delivery: Delivery, now: int) -> Delivery:
         for index, part in enumerate(delivery.parts):
             if part.status == "unknown":
                 delivery = machine.resolve(delivery, index, as_, by, now)
+        if as_ == "queued":  # their word counts, however old it has become
+            expires_at = max(delivery.expires_at, now + Limits().delivery_expiry_ms)
+            delivery = msgspec.structs.replace(delivery, expires_at=expires_at)
         return delivery
 
     return _decide(tx, delivery_id, ref, by, ("unknown",), "is not in doubt", settle)
@@ -821,23 +860,17 @@ def redeliver(
     Raises:
         InputError: it neither failed nor is it unrouted; or nothing could deliver it still.
     """
-    row = read_delivery(tx, "id = :id", {"id": delivery_id})
-    if row is not None and row.status == "unrouted":
-        session = _session_of(tx, row)
+
+    def again(session: LockedSession, delivery: Delivery, now: int) -> Delivery:
         if not is_owned(tx, session.sid, session.target):
             raise InputError(
                 f"nothing is attached to {session.id} that could deliver {delivery_id}",
                 hint="open the session in a chat or a terminal first",
             )
-    return _decide(
-        tx,
-        delivery_id,
-        ref,
-        by,
-        ("failed", "unrouted"),
-        "neither failed nor is without a route",
-        lambda delivery, now: machine.redeliver(delivery, by, now, rules),
-    )
+        return machine.redeliver(delivery, by, now, rules)
+
+    from_ = ("failed", "unrouted")
+    return _decide(tx, delivery_id, ref, by, from_, "neither failed nor is without a route", again)
 
 
 def abandon(tx: Tx, delivery_id: DeliveryId, by: str, ref: ClaimToken) -> DeliveryView:
@@ -853,7 +886,7 @@ def abandon(tx: Tx, delivery_id: DeliveryId, by: str, ref: ClaimToken) -> Delive
         by,
         ("queued", "unrouted"),
         "does not wait to be sent",
-        lambda delivery, now: machine.abandon(delivery, by),
+        lambda session, delivery, now: machine.abandon(delivery, by),
     )
 
 
@@ -864,8 +897,9 @@ def _decide(
     by: str,
     from_: tuple[str, ...],
     otherwise: str,
-    change: Callable[[Delivery, int], Delivery],
+    change: Callable[[LockedSession, Delivery, int], Delivery],
 ) -> DeliveryView:
+    """``ref`` stays with the delivery, so that running again later finds the decision made."""
     row, _ = _load(tx, delivery_id)
     session = _session_of(tx, row)
     row, parts = _load(tx, delivery_id)
@@ -873,13 +907,11 @@ def _decide(
         return _view(tx, row, parts)
     if row.status not in from_:
         raise InputError(f"delivery {delivery_id} is {row.status}: it {otherwise}")
-    after = change(as_machine(row, parts), tx.now())
+    after = change(session, as_machine(row, parts), tx.now())
     _write(session, row, parts, after, ref=ref, by=by)
-    if after.blocks and after.unknown_at is None:
-        ready_work(tx, SEND, row.id)
-        tx.wake(SEND, session.id)
-    else:
-        _release(tx, row, after)
+    _release(tx, row, after)
+    _ready_again(tx, row, after)
+    tx.wake(SEND, session.id)
     session.save()
     row, parts = _load(tx, delivery_id)
     return _view(tx, row, parts)

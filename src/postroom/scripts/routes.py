@@ -74,23 +74,28 @@ def is_owned(tx: Tx, sid: int, target: str | None) -> bool:
 def resolve(tx: Tx, sid: int, wanted: str | None, target: str | None) -> Address | None:
     """Where a delivery goes now; None: nothing owns the session.
 
-    The route that was primary when the turn opened; if it is gone the primary one of today; then
-    the conversation of its binding, the latest first; then its target.
+    ``wanted`` if that still is a place of this session's: the route that was primary when the turn
+    opened, say. If it is gone the primary one of today; then the conversation of its binding, the
+    latest first; then its target.
     """
     routes = _routes(tx, sid)
     for route in routes:
         if route.spelled() == wanted:
             return route
-    if routes:
+    if routes and wanted is None:
         return routes[0]
     rows = tx.execute(
         "SELECT channel, conversation FROM binding WHERE sid = :sid"
-        " ORDER BY bound_at DESC, conversation LIMIT 1",
+        " ORDER BY bound_at DESC, conversation",
         {"sid": sid},
     )
-    if rows:
-        return ToConversation(rows[0][0], ConversationKey(rows[0][1]))
-    return _spelled_conversation(target) if target is not None else None
+    owners: list[Address] = [ToConversation(r[0], ConversationKey(r[1])) for r in rows]
+    if target is not None:
+        owners.append(_spelled_conversation(target))
+    for owner in owners:
+        if owner.spelled() == wanted:
+            return owner
+    return next(iter((*routes, *owners)), None)
 
 
 def session_address(tx: Tx, session_id: SessionId) -> Address | None:
@@ -158,8 +163,15 @@ def bind_route(
 
 
 def unbind_route(tx: Tx, token: ClaimToken) -> None:
-    """Takes a route away; the one bound before it is primary again. Again, it does nothing."""
-    tx.execute("DELETE FROM route WHERE token = :token", {"token": token})
+    """Takes a route away; the one bound before it is primary again. Again, it does nothing.
+
+    What waited for it goes there, too.
+    """
+    for (sid,) in tx.execute(
+        "DELETE FROM route WHERE token = :token RETURNING sid", {"token": token}
+    ):
+        for (session_id,) in tx.execute("SELECT id FROM session WHERE sid = :sid", {"sid": sid}):
+            tx.wake("delivery.send", session_id)
 
 
 def bind_conversation(

@@ -268,7 +268,7 @@ class PostgresTx:
 
     def execute(self, sql: str, params: Mapping[str, SqlValue] | None = None) -> list[Row]:
         text, gives_rows = translated(sql)
-        cursor = self._connection.execute(text, params or {})
+        cursor = self._connection.execute(text, _sendable(params or {}))
         clock = None
         if self._now is None and _FOR_UPDATE in sql:
             clock = self._connection.execute(_CLOCK)
@@ -282,7 +282,7 @@ class PostgresTx:
     def execute_many(self, sql: str, rows: Sequence[Mapping[str, SqlValue]]) -> None:
         text, _ = translated(sql)
         for row in rows:
-            self._connection.execute(text, row)
+            self._connection.execute(text, _sendable(row))
 
     def now(self) -> int:
         now = self._now
@@ -295,6 +295,17 @@ class PostgresTx:
 
     def wake(self, kind: str, key: str) -> None:
         self.hints.append((kind, key))
+
+
+def _sendable(params: Mapping[str, SqlValue]) -> Mapping[str, SqlValue]:
+    """The values as the server takes them: its texts have no NUL, so one becomes U+FFFD."""
+    for value in params.values():
+        if isinstance(value, str) and "\0" in value:
+            return {
+                name: each.replace("\0", "\ufffd") if isinstance(each, str) else each
+                for name, each in params.items()
+            }
+    return params
 
 
 def _nothing() -> None:

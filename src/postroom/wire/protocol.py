@@ -7,7 +7,7 @@ know in answers and notifications, for adding to them is never a new version.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -24,6 +24,15 @@ INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
+
+# The names of JSON-RPC's own codes, as `ErrorData.code` has them.
+STANDARD: dict[str, int] = {
+    "parse_error": PARSE_ERROR,
+    "invalid_request": INVALID_REQUEST,
+    "method_not_found": METHOD_NOT_FOUND,
+    "invalid_params": INVALID_PARAMS,
+    "internal_error": INTERNAL_ERROR,
+}
 
 # Ours, from -31000 down. A code is never given another meaning.
 CODES: dict[str, int] = {
@@ -59,6 +68,14 @@ class ErrorData(msgspec.Struct, frozen=True, omit_defaults=True):
     hint: str | None = None
     path: str | None = None
     versions: tuple[int, ...] = ()
+
+
+# A seq, a count or a time: what every JSON reader holds exactly.
+Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,200}$")]
+Core: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+By: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f]{1,200}$")]
+Content: TypeAlias = str | list[dict[str, Any]]
 
 
 class Params(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -102,12 +119,15 @@ Status: TypeAlias = Literal["running", "idle"]
 
 
 class SessionOpen(Params, frozen=True):
-    """Creates or attaches. ``core_id`` and ``cwd`` are those of a new session."""
+    """Creates or attaches. ``core_id`` and ``cwd`` (an absolute path) are those of a new session.
 
-    session_id: str | None = None
-    core_id: str | None = None
+    ``after``: also subscribes, to events above it. None: it does not.
+    """
+
+    session_id: Name | None = None
+    core_id: Core | None = None
     cwd: str | None = None
-    after: int | None = None
+    after: Whole | None = None
 
 
 class SessionOpened(Answer, frozen=True):
@@ -116,21 +136,22 @@ class SessionOpened(Answer, frozen=True):
     head_seq: int
     status: Status
     core_id: str
+    subscription: int | None = None
 
 
 class SessionPrompt(Params, frozen=True):
     """``content`` is a text, or a list of content blocks. ``run`` marks the interval as owned."""
 
-    session_id: str
-    content: str | list[dict[str, object]]
-    message_id: str | None = None
+    session_id: Name
+    content: Content
+    message_id: Name | None = None
     run: Literal["exclusive", "share"] | None = None
 
 
 class SessionSteer(Params, frozen=True):
-    session_id: str
-    content: str | list[dict[str, object]]
-    message_id: str | None = None
+    session_id: Name
+    content: Content
+    message_id: Name | None = None
 
 
 class Receipt(Answer, frozen=True):
@@ -141,18 +162,18 @@ class Receipt(Answer, frozen=True):
 
 
 class SessionCancel(Params, frozen=True):
-    session_id: str
+    session_id: Name
     keep_inbox: bool = False
 
 
 class SessionRef(Params, frozen=True):
-    session_id: str
+    session_id: Name
 
 
 class Pending(Answer, frozen=True):
     """``message`` is as in ``inbox/queued``."""
 
-    message: dict[str, object]
+    message: dict[str, Any]
     list: Literal["next_turn", "next_step"]
     wakes: bool
     seq: int
@@ -163,9 +184,9 @@ class Inbox(Answer, frozen=True):
 
 
 class InboxReplace(Params, frozen=True):
-    session_id: str
-    message_id: str
-    content: str | list[dict[str, object]]
+    session_id: Name
+    message_id: Name
+    content: Content
 
 
 class InboxReplaced(Answer, frozen=True):
@@ -175,8 +196,8 @@ class InboxReplaced(Answer, frozen=True):
 
 
 class InboxRemove(Params, frozen=True):
-    session_id: str
-    message_id: str
+    session_id: Name
+    message_id: Name
 
 
 class InboxRemoved(Answer, frozen=True):
@@ -184,9 +205,9 @@ class InboxRemoved(Answer, frozen=True):
 
 
 class SessionEvents(Params, frozen=True):
-    session_id: str
-    after: int = 0
-    limit: int = 1000
+    session_id: Name
+    after: Whole = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
 
 
 class Event(Answer, frozen=True):
@@ -196,7 +217,7 @@ class Event(Answer, frozen=True):
     seq: int
     type: str
     at: int
-    data: dict[str, object]
+    data: dict[str, Any]
 
 
 class Events(Answer, frozen=True):
@@ -207,8 +228,8 @@ class Events(Answer, frozen=True):
 class SessionSubscribe(Params, frozen=True):
     """Events from ``after`` on, then live, without a gap. ``deltas``: live tokens too."""
 
-    session_id: str
-    after: int = 0
+    session_id: Name
+    after: Whole = 0
     types: list[str] | None = None
     deltas: bool = False
 
@@ -219,11 +240,11 @@ class Subscribed(Answer, frozen=True):
 
 
 class SessionUnsubscribe(Params, frozen=True):
-    subscription: int
+    subscription: Whole
 
 
 class SessionBind(Params, frozen=True):
-    session_id: str
+    session_id: Name
 
 
 class Bound(Answer, frozen=True):
@@ -231,12 +252,12 @@ class Bound(Answer, frozen=True):
 
 
 class SessionUnbind(Params, frozen=True):
-    token: str
+    token: Name
 
 
 class SessionList(Params, frozen=True):
-    limit: int = 50
-    before: int | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
+    before: Whole | None = None
 
 
 class SessionInfo(Answer, frozen=True):
@@ -259,9 +280,9 @@ class Sessions(Answer, frozen=True):
 
 
 class SessionFork(Params, frozen=True):
-    session_id: str
-    at_seq: int | None = None
-    fork_id: str | None = None
+    session_id: Name
+    at_seq: Whole | None = None
+    fork_id: Name | None = None
 
 
 class Forked(Answer, frozen=True):
@@ -273,7 +294,7 @@ class Forked(Answer, frozen=True):
 
 
 class ApprovalDecide(Params, frozen=True):
-    approval_id: str
+    approval_id: Name
     decision: Literal["allow", "deny"]
 
 
@@ -286,7 +307,7 @@ class Approval(Answer, frozen=True):
 
 
 class ApprovalList(Params, frozen=True):
-    session_id: str | None = None
+    session_id: Name | None = None
 
 
 class Approvals(Answer, frozen=True):
@@ -297,10 +318,10 @@ class Approvals(Answer, frozen=True):
 
 
 class OutboxList(Params, frozen=True):
-    session_id: str | None = None
-    status: list[str] = []
+    session_id: Name | None = None
+    status: list[Name] = []
     open: bool = False
-    limit: int = 50
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
 
 
 class Part(Answer, frozen=True):
@@ -341,20 +362,26 @@ class Deliveries(Answer, frozen=True):
 class OutboxResolve(Params, frozen=True):
     """``by`` names the operator. ``queued`` sends what is in doubt again: it may arrive twice."""
 
-    delivery_id: str
+    delivery_id: Name
     decision: Literal["sent", "failed", "queued"]
-    by: str
+    by: By
 
 
 class OutboxDecide(Params, frozen=True):
-    delivery_id: str
-    by: str
+    delivery_id: Name
+    by: By
 
 
 # ---- what the server says by itself ----
 
 
 class SessionStatus(Answer, frozen=True):
+    """What the whole agent does, as of event ``seq``; ``pending`` counts all pending messages then.
+
+    Told to whoever is subscribed to the session: once when its stream has caught up, then right
+    after each ``agent/running`` and ``agent/idle``.
+    """
+
     session_id: str
     status: Status
     seq: int
@@ -362,7 +389,10 @@ class SessionStatus(Answer, frozen=True):
 
 
 class SessionDelta(Answer, frozen=True):
-    """Live tokens: never durable, dropped under pressure. ``kind``: text, reasoning, call, progress."""
+    """Live tokens: never durable, dropped under pressure.
+
+    ``kind``: text, reasoning, call, progress; reset: what was streamed of this step is void.
+    """
 
     session_id: str
     turn: int
@@ -374,7 +404,10 @@ class SessionDelta(Answer, frozen=True):
 
 
 class Lagged(Answer, frozen=True):
-    """The client read too slowly: events from ``from_seq`` on were not sent. It replays them."""
+    """The client read too slowly: events from ``from_seq`` on were not sent.
+
+    The subscription is over. The client subscribes again, after ``from_seq`` - 1.
+    """
 
     session_id: str
     subscription: int
@@ -384,6 +417,25 @@ class Lagged(Answer, frozen=True):
 class EventNote(Answer, frozen=True):
     subscription: int
     event: Event
+
+
+class DeliveryNote(Answer, frozen=True):
+    """One part of a delivery, for the connection that is the session's route.
+
+    ``key`` is the part's own and the same in every attempt: who shows it knows a repeat by it.
+    ``artifact`` is the file of a media part, ``text`` its caption then.
+    """
+
+    session_id: str
+    delivery_id: str
+    index: int
+    count: int
+    kind: str
+    key: str
+    text: str
+    artifact: str | None = None
+    media_type: str | None = None
+    name: str | None = None
 
 
 # ---- what the server asks ----
@@ -450,4 +502,5 @@ NOTIFICATIONS: dict[str, type[Answer]] = {
     "session.status": SessionStatus,
     "session.delta": SessionDelta,
     "session.lagged": Lagged,
+    "session.delivery": DeliveryNote,
 }

@@ -1,0 +1,199 @@
+"""`postroom serve`: the daemon. Agents, delivery, channels and HTTP in one process.
+
+It holds nothing that a restart may not lose. Told to stop it drains: it takes and claims nothing new,
+lets open turns and calls end, and leaves what does not end in time for the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from postroom.cli.options import Database, database_of
+from postroom.errors import PostroomError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+    from postroom.cores import OpenChannels
+    from postroom.flow.core import CoreSource
+
+_LAST_CHANCE_S = 0.5
+
+
+def serve_command(
+    core: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Run the channels of this core; may be repeated.", show_default="of all cores"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="PROVIDER:NAME for every core, whatever it names."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any free one.")
+    ] = 8321,
+    drain: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds for open turns and calls to end in.", show_default="20"),
+    ] = None,
+    db: Database = None,
+) -> None:
+    """Run the daemon: agents, delivery, and the channels that cores configure.
+
+    A core's core.toml has a table [channels.NAME] for each channel; docs/how-to/webhook.md shows one
+    from its secret to the first answer. /healthz tells how things are (503: something does not
+    work), /metrics is for Prometheus. Nothing else than this machine reaches it unless --host says so.
+
+    SIGTERM or Ctrl-C drains: nothing new is taken in or claimed, open turns and calls may end within
+    --drain; a turn that does not is gone on with by the next start. Kill it at any moment and start
+    it again: nothing that was acknowledged is lost.
+
+    Exit codes: 0 drained; 2 usage or configuration; 1 the database failed; 130 or 143 when a second
+    Ctrl-C or SIGTERM ended it at once.
+    """
+    if not os.environ.get("POSTROOM_LOG"):
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+    from postroom.server.http import listen
+
+    listening = listen(host, port)
+    daemon = _Daemon(
+        cores=core, model=model, drain_s=drain, database=database_of(db), listening=listening
+    )
+    try:
+        asyncio.run(_to_the_end(daemon))
+    finally:
+        listening.close()
+
+
+async def _to_the_end(daemon: _Daemon) -> None:
+    """Leaves also when a tool refuses to be stopped: the interpreter would wait for it for ever."""
+    await daemon.main()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left and (await asyncio.wait(left, timeout=_LAST_CHANCE_S))[1]:
+        sys.stderr.flush()
+        os._exit(0)  # everything of ours is closed by now
+
+
+class _Daemon:
+    def __init__(
+        self,
+        *,
+        cores: list[str] | None,
+        model: str | None,
+        drain_s: float | None,
+        database: str,
+        listening: socket.socket,
+    ) -> None:
+        self._cores = cores
+        self._model = model
+        self._drain_ms = None if drain_s is None else int(drain_s * 1000)
+        self._database = database
+        self._listening = listening
+        self._stop = asyncio.Event()
+        self._signal: signal.Signals | None = None
+
+    async def main(self) -> None:
+        from postroom.app import artifacts_for, open_room
+        from postroom.cores import builtin_cores, open_channels
+        from postroom.home import environment
+        from postroom.server.http import HttpServer, Watched
+
+        self._catch_signals()
+        environ = environment()
+        cores = builtin_cores(model=self._model, environ=environ)
+        artifacts = artifacts_for(self._database)
+        opened = open_channels(environ, only=self._cores, artifacts=artifacts)
+        _try_cores(cores, opened, self._cores)
+        async with open_room(
+            cores,
+            database=self._database,
+            artifacts=artifacts,
+            channels=opened.channels,
+            connected=opened.connected,
+        ) as room:
+            faults = {f.channel or f"core {f.core_id}": f.error.message for f in opened.faults}
+            server = HttpServer(
+                Watched(room.store, room.channels, room.outbox, faults), opened.routes
+            )
+            try:
+                await server.start(self._listening)
+                self._tell(opened)
+                await self._stop.wait()
+                _say(f"draining for at most {(self._drain_ms or room.limits.drain_ms) / 1000:g} s")
+                server.drain()
+                await room.aclose(drain_ms=self._drain_ms)
+            finally:
+                await server.aclose()
+        _say("drained")
+
+    def _tell(self, opened: OpenChannels) -> None:
+        host, port = self._listening.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        database = self._database.rsplit("@", maxsplit=1)[-1]
+        for name, url in {**dict.fromkeys(opened.channels), **opened.urls}.items():
+            path = f"/webhook/{name}"
+            to = f"answers go to {urlsplit(url).hostname}" if url else "there is no URL for answers"
+            _say(f"channel {name} takes POST {path}, {to}")
+            if not _has_senders(opened.connected, name):
+                _say(f"  nobody may talk there yet: set allow or everyone of channels.{name}")
+        for fault in opened.faults:
+            what = f"channel {fault.channel}" if fault.channel else f"core {fault.core_id}"
+            _say(f"{what} does not run: {fault.error.message}")
+            if fault.error.hint:
+                _say(f"  {fault.error.hint}")
+        if not opened.channels and not opened.faults:
+            _say("no core has a channel: [channels.NAME] in a core.toml makes one")
+        _say(f"serving http://{host}:{port} from {database}")
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def stop(number: signal.Signals) -> None:
+            if self._signal is not None:
+                os._exit(128 + number)  # asked twice: at once
+            self._signal = number
+            self._stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+
+
+def _try_cores(cores: CoreSource, opened: OpenChannels, only: list[str] | None) -> None:
+    """A core that cannot be opened says so now, and not with the first message. It stops no other."""
+    from postroom.domain.ids import CoreId
+
+    used = {c.core_id for name, c in opened.connected.items() if name in opened.channels}
+    for core_id in sorted(used | {CoreId(name) for name in only or ()}) or [CoreId("default")]:
+        try:
+            cores(core_id)
+        except PostroomError as error:
+            _say(f"core {core_id} cannot work: {error.message}")
+            if error.hint:
+                _say(f"  {error.hint}")
+
+
+def _has_senders(connected: Mapping[str, object], name: str) -> bool:
+    from postroom.flow.inbound import Connected
+
+    known = connected.get(name)
+    return isinstance(known, Connected) and (known.access.everyone or bool(known.access.senders))
+
+
+def _say(line: str) -> None:
+    print(f"postroom: {line}", file=sys.stderr, flush=True)
