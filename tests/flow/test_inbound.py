@@ -39,6 +39,9 @@ from tests.support import bounded
 CORE = CoreId("default")
 ONLY_ANN = Access(frozenset({"ann"}))
 
+# A clock that jumps ends no lease of this length.
+LONG_LEASE = Limits(lease_sqlite_ms=10**9)
+
 
 async def bound(room, line: Line, to: ConversationKey | None = None):  # type: ignore[no-untyped-def]
     return await room.store.read(bound_session, CORE, line.name, to or dm())
@@ -439,7 +442,7 @@ async def test_a_busy_chat_says_where_in_line_a_message_is_and_shows_typing(
     database: str,
 ) -> None:
     line, model, clock = Line(), PuppetModel(), ManualClock()
-    async with room_with(database, [line], model, clock=clock) as room:
+    async with room_with(database, [line], model, clock=clock, limits=LONG_LEASE) as room:
         first = await line.say("first")
         asked = await bounded(model.asked())
         await bounded(line.typing_news.wait())
@@ -507,7 +510,9 @@ async def test_a_failing_channel_restarts_alone_with_backoff_and_holds_no_other_
 ) -> None:
     clock = ManualClock()
     weak, fine = Line("weak"), Line("fine")
-    async with room_with(database, [weak, fine], scripted(then="echo"), clock=clock) as room:
+    async with room_with(
+        database, [weak, fine], scripted(then="echo"), clock=clock, limits=LONG_LEASE
+    ) as room:
         await weak.sink()
         for failures, pause in enumerate((1_000, 5_000, 15_000, 60_000, 300_000, 300_000), 1):
             weak.fail(RuntimeError("the platform broke"))

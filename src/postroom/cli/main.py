@@ -29,7 +29,7 @@ app.command("run")(run_command)
 
 def _add_the_others() -> None:
     """Not for `run`, which programs start often: a tenth of a second is spent on them."""
-    from postroom.cli import db, inbox, model, outbox, session
+    from postroom.cli import db, inbox, model, outbox, protocol, session
     from postroom.cli.doctor import doctor_command
     from postroom.cli.init import init_command
     from postroom.cli.serve import serve_command
@@ -44,6 +44,7 @@ def _add_the_others() -> None:
     app.command("init")(init_command)
     app.command("doctor")(doctor_command)
     app.add_typer(db.app, name="db")
+    app.add_typer(protocol.app, name="protocol")
 
 
 def _version(value: bool) -> None:

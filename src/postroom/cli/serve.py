@@ -48,6 +48,10 @@ def serve_command(
         float | None,
         typer.Option(min=0, help="Seconds for open turns and calls to end in.", show_default="20"),
     ] = None,
+    stdio: Annotated[
+        bool,
+        typer.Option("--stdio", help="Serve one client on standard input and output instead."),
+    ] = False,
     db: Database = None,
 ) -> None:
     """Run the daemon: agents, delivery, and the channels that cores configure.
@@ -67,11 +71,21 @@ def serve_command(
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
+    if stdio:
+        from postroom.cli.stdio import serve_one
+
+        serve_one(model=model, drain_s=drain, database=database_of(db))
+        return
     from postroom.server.http import listen
 
     listening = listen(host, port)
     daemon = _Daemon(
-        cores=core, model=model, drain_s=drain, database=database_of(db), listening=listening
+        cores=core,
+        model=model,
+        drain_s=drain,
+        database=database_of(db),
+        listening=listening,
+        host=host,
     )
     try:
         asyncio.run(_to_the_end(daemon))
@@ -99,12 +113,14 @@ class _Daemon:
         drain_s: float | None,
         database: str,
         listening: socket.socket,
+        host: str,
     ) -> None:
         self._cores = cores
         self._model = model
         self._drain_ms = None if drain_s is None else int(drain_s * 1000)
         self._database = database
         self._listening = listening
+        self._host = host
         self._stop = asyncio.Event()
         self._signal: signal.Signals | None = None
 
@@ -113,9 +129,12 @@ class _Daemon:
         from postroom.cores import builtin_cores, open_channels
         from postroom.home import environment
         from postroom.server.http import HttpServer, Watched
+        from postroom.server.socket import SocketServer
+        from postroom.server.token import VARIABLE, socket_token, token_file
 
         self._catch_signals()
         environ = environment()
+        token = socket_token(environ)
         cores = builtin_cores(model=self._model, environ=environ)
         artifacts = artifacts_for(self._database)
         opened = open_channels(environ, only=self._cores, artifacts=artifacts)
@@ -128,21 +147,26 @@ class _Daemon:
             connected=opened.connected,
         ) as room:
             faults = {f.channel or f"core {f.core_id}": f.error.message for f in opened.faults}
+            sockets = SocketServer(room, token, host=self._host)
             server = HttpServer(
-                Watched(room.store, room.channels, room.outbox, faults), opened.routes
+                Watched(room.store, room.channels, room.outbox, faults),
+                [*opened.routes, sockets.route()],
             )
             try:
                 await server.start(self._listening)
-                self._tell(opened)
+                # A log is read by more than those who may act as the operator.
+                kept = VARIABLE if VARIABLE in environ else str(token_file(environ))
+                self._tell(opened, token if sys.stderr.isatty() else f"see {kept}")
                 await self._stop.wait()
                 _say(f"draining for at most {(self._drain_ms or room.limits.drain_ms) / 1000:g} s")
                 server.drain()
                 await room.aclose(drain_ms=self._drain_ms)
             finally:
+                await sockets.aclose()
                 await server.aclose()
         _say("drained")
 
-    def _tell(self, opened: OpenChannels) -> None:
+    def _tell(self, opened: OpenChannels, token: str) -> None:
         host, port = self._listening.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
         database = self._database.rsplit("@", maxsplit=1)[-1]
@@ -159,6 +183,7 @@ class _Daemon:
                 _say(f"  {fault.error.hint}")
         if not opened.channels and not opened.faults:
             _say("no core has a channel: [channels.NAME] in a core.toml makes one")
+        _say(f"programs connect to ws://{host}:{port}/ws, token: {token}")
         _say(f"serving http://{host}:{port} from {database}")
 
     def _catch_signals(self) -> None:

@@ -180,10 +180,10 @@ class DeliveryRuntime:
             log.warning("the outbox could not be looked at: %s", error)
 
     async def _look_at_all(self) -> None:
-        lane = 0
+        after = 0
         while self._working:
-            lanes = await self._store.read(scripts.lanes_to_serve, lane, _LOOK_LIMIT)
-            for lane, session_id in lanes:
+            lanes = await self._store.read(scripts.lanes_to_serve, after, _LOOK_LIMIT)
+            for after, session_id in lanes:  # noqa: B007 - where the next page begins
                 self._hint(session_id)
             if len(lanes) < _LOOK_LIMIT:
                 break
@@ -220,7 +220,7 @@ class DeliveryRuntime:
                 elif not lane.hint.is_set() and not await self._rest(lane, found):
                     return
         except (StoreClosed, UnknownSession, asyncio.CancelledError):
-            pass  # a session that was deleted has no lane
+            self._failures.pop(session_id, None)  # a session that was deleted has no lane
         except Exception:
             # A lane that fails is a mistake of ours or the store's: it costs a pause, and no other lane.
             log.exception("the lane of %s failed", session_id)
@@ -235,11 +235,9 @@ class DeliveryRuntime:
 
     async def _rest(self, lane: _Lane, wait: Wait) -> bool:
         """Waits for the hint or the time; False: only a hint can say more, and it starts a lane."""
-        if wait.until is None:
+        if wait.left_ms is None:
             return False
-        sleep = asyncio.ensure_future(
-            self._clock.sleep_ms(max(1, wait.until - self._clock.now_ms()))
-        )
+        sleep = asyncio.ensure_future(self._clock.sleep_ms(wait.left_ms))
         hint = asyncio.ensure_future(lane.hint.wait())
         try:
             await asyncio.wait({sleep, hint}, return_when=asyncio.FIRST_COMPLETED)
@@ -380,9 +378,9 @@ class DeliveryRuntime:
                         self._clock.jitter(),
                         self._serves(token),
                     )
-                if found is None or found.until is None:
+                if found is None or found.left_ms is None:
                     return
-                await self._clock.sleep_ms(max(1, found.until - self._clock.now_ms()))
+                await self._clock.sleep_ms(found.left_ms)
         except (StoreClosed, InputError, UnknownSession):
             return  # deleted meanwhile, or the process ends
         except StoreError as error:

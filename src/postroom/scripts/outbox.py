@@ -102,9 +102,17 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Nothing of this lane may be sent now; look again at ``until`` (Unix ms; None: at a hint)."""
+    """Nothing of this lane may be sent now; look again at ``until`` (Unix ms; None: at a hint).
+
+    It is the store's time, as ``now`` is: a process whose own clock differs goes by what is left.
+    """
 
     until: int | None
+    now: int = 0
+
+    @property
+    def left_ms(self) -> int | None:
+        return max(1, self.until - self.now) if self.until is not None else None
 
 
 Next: TypeAlias = Claimed | Wait | None
@@ -297,7 +305,7 @@ def _claim_next(session: LockedSession, token: ClaimToken, serves: Serves) -> Ne
         if delivery.unknown_at is not None:
             until = delivery.unknown_at + serves.rules.reconcile_wait_ms
             if now < until:
-                return Wait(until)
+                return Wait(until, now)
             goes_on = machine.stop_waiting(delivery)
             _write(session, row, parts, goes_on)
             _ready_again(tx, row, goes_on)
@@ -316,9 +324,9 @@ def _claim_next(session: LockedSession, token: ClaimToken, serves: Serves) -> Ne
             _release(tx, row, unrouted)
             continue
         if not _can(serves, address):
-            return Wait(delivery.expires_at)
+            return Wait(delivery.expires_at, now)
         if delivery.due > now:
-            return Wait(min(delivery.due, delivery.expires_at))
+            return Wait(min(delivery.due, delivery.expires_at), now)
         if isinstance(address, ToConversation) and _is_untouched(delivery):
             parts = _cut(session, row, parts, address.channel, serves)
             cut = tuple(p.part for p in parts)
@@ -618,7 +626,7 @@ def claim_question(
     if address.channel not in serves.channels:
         return None
     if row.ask_at is not None and row.ask_at > now:
-        return Wait(row.ask_at)
+        return Wait(row.ask_at, now)
     work = read_work(tx, ASK, row.id)
     if work.token != token:
         abandoned = work.owner == serves.node and work.token not in serves.active
@@ -661,10 +669,10 @@ def record_verdict(
     now = tx.now()
     work = read_work(tx, ASK, row.id)
     if delivery.parts[asked.index].status != "unknown":
-        return Wait(row.ask_at) if row.ask_at is not None else None
+        return Wait(row.ask_at, now) if row.ask_at is not None else None
     if not holds(work, asked.fence):
         if not isinstance(verdict, Found):
-            return Wait(row.ask_at)
+            return Wait(row.ask_at, now)
     elif isinstance(verdict, machine.Absent) and question.asked_at < question.until + settle_ms:
         verdict = machine.CannotTell("asked too early to be sure")
     judged = machine.judge(delivery, asked.index, verdict, now, serves.rules, jitter)
@@ -689,7 +697,7 @@ def record_verdict(
     _ready_again(tx, row, judged)
     tx.wake(SEND, session.id)
     session.save()
-    return Wait(again) if still else None
+    return Wait(again, now) if still else None
 
 
 def _hand_over(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
-from postroom.domain.event import TYPES
+from postroom.domain.event import TYPES, Event
 from postroom.wire.protocol import (
     CLIENT_METHODS,
     CODES,
@@ -17,8 +18,10 @@ from postroom.wire.protocol import (
     VERSION,
     VERSIONS,
     ErrorData,
+    EventNote,
 )
 
+_WIRE, _EVENT = EventNote.__module__, Event.__module__
 _REF = "#/$defs/{name}"
 
 
@@ -41,25 +44,35 @@ def schema() -> dict[str, Any]:
             for name, (params, answer) in methods.items()
         }
 
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "The Postroom protocol",
-        "version": VERSION,
-        "versions": list(VERSIONS),
-        "frameBytesMax": FRAME_BYTES_MAX,
-        "methods": pairs(METHODS),
-        "clientMethods": pairs(CLIENT_METHODS),
-        "notifications": {name: by_type[id(t)] for name, t in NOTIFICATIONS.items()},
-        "events": {name: by_type[id(t)] for name, t in TYPES.items()},
-        "errorData": by_type[id(ErrorData)],
-        "errors": {**STANDARD, **CODES},
-        "$defs": components,
-    }
+    return _plain(
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": "The Postroom protocol",
+            "version": VERSION,
+            "versions": list(VERSIONS),
+            "frameBytesMax": FRAME_BYTES_MAX,
+            "methods": pairs(METHODS),
+            "clientMethods": pairs(CLIENT_METHODS),
+            "notifications": {name: by_type[id(t)] for name, t in NOTIFICATIONS.items()},
+            "events": {name: by_type[id(t)] for name, t in TYPES.items()},
+            "errorData": by_type[id(ErrorData)],
+            "errors": {**STANDARD, **CODES},
+            "$defs": components,
+        }
+    )
 
 
 def schema_text() -> str:
     """As it is printed and checked in: stable, indented, with a newline at its end."""
     return msgspec.json.format(msgspec.json.encode(schema()), indent=2).decode() + "\n"
+
+
+def _plain(document: dict[str, Any]) -> dict[str, Any]:
+    """Where a message and an event share a name, the event's gets ``Data`` at its end."""
+    text = msgspec.json.encode(document).decode()
+    text = re.sub(rf'(["/]){re.escape(_WIRE)}\.(\w+)"', r'\1\2"', text)
+    text = re.sub(rf'(["/]){re.escape(_EVENT)}\.(\w+)"', r'\1\2Data"', text)
+    return msgspec.json.decode(text)
 
 
 def _hook(kind: type) -> dict[str, Any]:

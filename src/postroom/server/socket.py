@@ -49,11 +49,11 @@ class SocketLink:
         message = await self._socket.receive()
         if message.type is WSMsgType.TEXT:
             frame = message.data.encode()
-            return frame if len(frame) <= self._frame_bytes_max else too_large(self._frame_bytes_max)
-        if message.type is WSMsgType.BINARY:
-            return Unfit(
-                INVALID_REQUEST, "text frames only, please", ErrorData("invalid_request")
+            return (
+                frame if len(frame) <= self._frame_bytes_max else too_large(self._frame_bytes_max)
             )
+        if message.type is WSMsgType.BINARY:
+            return Unfit(INVALID_REQUEST, "text frames only, please", ErrorData("invalid_request"))
         return None
 
     async def write(self, frames: Sequence[bytes]) -> None:
@@ -196,6 +196,4 @@ def _is_address(name: str) -> bool:
 
 def _refuse(status: int, message: str) -> web.Response:
     log.warning("a connection was refused: %s", message)
-    return web.json_response(
-        {"error": {"code": "unauthorized", "message": message}}, status=status
-    )
+    return web.json_response({"error": {"code": "unauthorized", "message": message}}, status=status)

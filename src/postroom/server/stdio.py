@@ -51,7 +51,7 @@ async def serve_link(
             await room.aclose(drain_ms=drain_ms)
         finally:
             await connection.aclose()
-            await asyncio.wait({serving})
+            await asyncio.gather(serving, return_exceptions=True)
 
 
 async def serve_stdio(
@@ -70,31 +70,26 @@ async def _standard_streams() -> AsyncGenerator[StreamLink]:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)  # what prints without being asked is read by a person, not by the client
-    copies: list[threading.Thread] = []
     if not _is_pipe(source):
-        source = _copied(source, copies, reading=True)
+        source, _ = _copied(source, reading=True)
+    copier = None
     if not _is_pipe(target):
-        target = _copied(target, copies, reading=False)
+        target, copier = _copied(target, reading=False)
     reader = asyncio.StreamReader()
     incoming, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), open(source, "rb", 0)
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb", 0)
     )
     outgoing, flow = await loop.connect_write_pipe(
-        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), open(target, "wb", 0)
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(target, "wb", 0)
     )
-    link = StreamLink(reader, asyncio.StreamWriter(outgoing, flow, None, loop))
     try:
-        yield link
+        yield StreamLink(reader, asyncio.StreamWriter(outgoing, flow, None, loop))
     finally:
         incoming.close()
         outgoing.close()
-        await asyncio.sleep(0)
-        for copy in copies[1:] if _reads(copies) else copies:
-            await asyncio.to_thread(copy.join, _COPY_S)
-
-
-def _reads(copies: list[threading.Thread]) -> bool:
-    return bool(copies) and copies[0].name == "read"
+        await asyncio.sleep(0)  # both are closed in the loop's next round
+        if copier is not None:
+            await asyncio.to_thread(copier.join, _COPY_S)
 
 
 def _is_pipe(descriptor: int) -> bool:
@@ -102,8 +97,8 @@ def _is_pipe(descriptor: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def _copied(descriptor: int, copies: list[threading.Thread], *, reading: bool) -> int:
-    """The other end of a pipe that is filled from, or emptied into, a file or a terminal.
+def _copied(descriptor: int, *, reading: bool) -> tuple[int, threading.Thread]:
+    """Our end of a pipe that is filled from, or emptied into, a file or a terminal, and by whom.
 
     The event loop cannot wait for a file; and a terminal is shared with others, for whom its mode
     must not change.
@@ -119,8 +114,6 @@ def _copied(descriptor: int, copies: list[threading.Thread], *, reading: bool) -
         os.close(target)
 
     ends = (descriptor, into) if reading else (out, descriptor)
-    name = "read" if reading else "write"
-    thread = threading.Thread(target=copy, args=ends, name=name, daemon=True)
+    thread = threading.Thread(target=copy, args=ends, daemon=True)
     thread.start()
-    copies.append(thread)
-    return out if reading else into
+    return (out if reading else into), thread

@@ -32,18 +32,24 @@ def socket_token(environ: Mapping[str, str], folder: Path | None = None) -> str:
     given = environ.get(VARIABLE)
     if given is not None:
         return _checked(given.strip(), VARIABLE)
-    path = (home(environ) if folder is None else folder) / FILE
+    path = token_file(environ) if folder is None else folder / FILE
     try:
         with contextlib.suppress(FileExistsError):
             _make(path)
         mode = path.stat().st_mode
         if stat.S_IMODE(mode) & 0o077:
             raise ConfigError(
-                f"{path} can be read by others", hint="delete it: a new one is made at the next start"
+                f"{path} can be read by others",
+                hint="delete it: a new one is made at the next start",
             )
         return _checked(path.read_text().strip(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be used: {error}") from None
+
+
+def token_file(environ: Mapping[str, str]) -> Path:
+    """Where the token is kept."""
+    return home(environ) / FILE
 
 
 def _make(path: Path) -> None:
