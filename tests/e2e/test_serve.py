@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from postroom.cores import ChannelFile
 from tests.e2e.daemon import SECRET, Daemon, Office, Receiver, eventually
+from tests.support import ROOT
 
 SLOW = {"text": "never in time", "delay_ms": 60_000}
 
@@ -201,6 +207,24 @@ def test_killed_in_the_call_to_a_receiver_that_takes_repeats_it_settles_that_by_
     office.serve()
     eventually(lambda: [d["status"] for d in office.deliveries()] == ["sent"])
     assert len(receiver.got) == 2
+    assert len(set(receiver.ids())) == 1
+
+
+def test_killed_again_while_it_settles_a_doubt_it_settles_it_with_the_next_start(
+    office: Office, receiver: Receiver
+) -> None:
+    office.desk(receiver, "repeats_window_s = 3600")
+    receiver.holds = True
+    daemon = office.serve()
+    daemon.post("hello")
+    for calls in (1, 2, 3):
+        eventually(lambda calls=calls: len(receiver.got) == calls, 5)
+        daemon.kill()
+        daemon = office.serve()
+    receiver.holds = False
+    for one in receiver.got:
+        one.set()
+    eventually(lambda: [d["status"] for d in office.deliveries()] == ["sent"], 10)
     assert len(set(receiver.ids())) == 1
 
 
@@ -438,3 +462,122 @@ def test_doctor_names_dead_channels_and_deliveries_that_nobody_will_send(
     office.core("")
     orphaned = office("doctor", "-m", "scripted:echo").stdout
     assert "some wait for the channel desk, which no core has" in orphaned
+
+
+# ---- the how-to ----
+
+
+def _blocks(page: str, *languages: str) -> list[str]:
+    text = (ROOT / "docs" / "how-to" / page).read_text()
+    return re.findall(rf"```(?:{'|'.join(languages)})\n(.*?)```", text, re.DOTALL)
+
+
+def _free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return str(found.getsockname()[1])
+
+
+class Reader:
+    """Somebody who does what the how-to says, in a folder of their own, on ports that are free."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = {"8321": _free_port(), "9100": _free_port()}
+        programs = folder / "bin"
+        programs.mkdir()
+        for name, words in {
+            "postroom": f"{sys.executable} -m postroom.cli.main",
+            "python3": sys.executable,
+        }.items():
+            (programs / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+            (programs / name).chmod(0o755)
+        self.env = {
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(folder),
+            "POSTROOM_HOME": str(folder / "home"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        self.started: list[subprocess.Popen[str]] = []
+
+    def page(self, text: str) -> str:
+        for port, free in self.ports.items():
+            text = text.replace(port, free)
+        return text.replace("postroom serve", f"postroom serve --port {self.ports['8321']}")
+
+    def does(self, text: str) -> str:
+        done = subprocess.run(
+            ["sh", "-e", "-c", self.page(text)],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def starts(self, text: str, log: str) -> subprocess.Popen[str]:
+        with (self.folder / log).open("w") as file:
+            process = subprocess.Popen(
+                ["sh", "-c", f"exec {self.page(text)}"],
+                cwd=self.folder,
+                env=self.env,
+                stdout=file,
+                stderr=file,
+                text=True,
+            )
+        self.started.append(process)
+        return process
+
+    def log(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path)
+    yield reader
+    for process in reader.started:
+        process.kill()
+        process.wait()
+
+
+def test_the_webhook_how_to_works_word_for_word_but_for_its_ports(reader: Reader) -> None:
+    make, receive, serve, say, look = _blocks("webhook.md", "sh")
+    (program,) = _blocks("webhook.md", "python")
+    (script,) = _blocks("webhook.md", "bash")
+    table, promise = _blocks("webhook.md", "toml")
+    core = reader.folder / "home" / "cores" / "default" / "core.toml"
+    reader.does(make)
+    core.write_text(reader.page(table))
+    (reader.folder / "receiver.py").write_text(reader.page(program))
+    (reader.folder / "say.sh").write_text(reader.page(script))
+    reader.starts(receive, "receiver.log")
+    daemon = reader.starts(serve, "daemon.log")
+    eventually(lambda: "serving" in reader.log("daemon.log"))
+    said = reader.does(say)
+    assert '{"outcome":"queued"' in said
+    assert '{"outcome":"duplicate"' in said
+    eventually(lambda: "hello" in reader.log("receiver.log"))
+    reader.does("sh say.sh evt_2 /help")
+    eventually(lambda: "/status" in reader.log("receiver.log"))
+    eventually(lambda: reader.does(look).count("sent") == 2)
+    checked = reader.does("postroom doctor --model scripted:echo")
+    assert "warning" not in checked
+
+    daemon.kill()  # as the how-to says: whenever you like
+    daemon.wait()
+    core.write_text(reader.page(table + promise))
+    reader.starts(serve, "again.log")
+    eventually(lambda: "serving" in reader.log("again.log"))
+    reader.does("sh say.sh evt_3 still")
+    eventually(lambda: reader.log("receiver.log").count("still") == 1)
+    assert reader.log("receiver.log").count("hello") == 1
+
+
+def test_every_setting_of_a_webhook_is_in_the_how_to_and_every_one_there_exists() -> None:
+    text = (ROOT / "docs" / "how-to" / "webhook.md").read_text()
+    rows = re.findall(r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \|", text, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)}
+    assert told == set(ChannelFile.__struct_fields__)

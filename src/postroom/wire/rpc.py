@@ -330,12 +330,11 @@ Written: TypeAlias = Literal["written", "not_written", "unsure"]
 class _Out:
     """One frame on its way out. ``began``: some of it may have left."""
 
-    __slots__ = ("began", "done", "frame", "withdrawn")
+    __slots__ = ("began", "done", "frame")
 
     def __init__(self, frame: bytes) -> None:
         self.frame = frame
         self.began = False
-        self.withdrawn = False
         self.done: asyncio.Future[Written] | None = None
 
 
@@ -512,9 +511,8 @@ class Wire:
     def _withdraw(self, out: _Out) -> None:
         assert out.done is not None
         if not out.began:
-            out.withdrawn = True
+            self._queue.remove(out)
             self._left(out)
-            out.frame = b""
         out.done.set_result("unsure" if out.began else "not_written")
 
     async def _write_all(self) -> None:
@@ -540,8 +538,6 @@ class Wire:
         size = 0
         while self._queue and size < _CHUNK:
             out = self._queue.popleft()
-            if out.withdrawn:
-                continue
             out.began = True
             self._writing.append(out)
             frames.append(out.frame)
