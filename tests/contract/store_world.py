@@ -349,12 +349,16 @@ def message(text: str = "hello", name: str | None = None) -> Message:
 
 
 def reply(
-    turn: int, step: int = 1, text: str = "done", calls: Iterable[str] = ()
+    turn: int,
+    step: int = 1,
+    text: str = "done",
+    calls: Iterable[str] = (),
+    of: SessionId = SESSION,
 ) -> AssistantReply:
     """A reply with a text and calls of these ids."""
     blocks = (Text(text), *(ToolCall(call, "look", "{}") for call in calls))
     finish = "tool_calls" if len(blocks) > 1 else "stop"
-    content = AssistantMessage(f"reply_{turn}_{step}", blocks)
+    content = AssistantMessage(f"reply_{of}_{turn}_{step}", blocks)
     return AssistantReply(turn, step, content, "scripted:echo", finish, Usage(10, 5))
 
 
@@ -415,12 +419,12 @@ class Hand:
 
     async def finish(self, fence: Fence, turn: int, text: str = "done") -> Progress:
         return await self.store.write(
-            finish_turn, self.id, fence, turn, EndReason("completed"), reply(turn, text=text)
+            finish_turn, self.id, fence, turn, EndReason("completed"), reply(turn, text=text, of=self.id)
         )
 
     async def finish_step(self, fence: Fence, turn: int, step: int) -> Progress:
         """Ends the turn in a later step than its first."""
-        last = reply(turn, step)
+        last = reply(turn, step, of=self.id)
         return await self.store.write(
             finish_turn, self.id, fence, turn, EndReason("completed"), last
         )

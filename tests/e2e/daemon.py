@@ -31,11 +31,17 @@ SECRET = "whsec_" + base64.b64encode(KEY).decode()
 COMMAND = [sys.executable, "-m", "postroom.cli.main"]
 
 
-def eventually(true: Callable[[], T], seconds: float = 30) -> T:
-    """What becomes true in another process; polled, since it has no way to tell us."""
+def eventually(
+    true: Callable[[], T], seconds: float = 30, says: Callable[[], object] | None = None
+) -> T:
+    """What becomes true in another process; polled, since it has no way to tell us.
+
+    ``says`` tells how things are if it does not.
+    """
     deadline = time.monotonic() + seconds
     while not (found := true()):
-        assert time.monotonic() < deadline, f"not true after {seconds} s"
+        told = says() if says is not None and time.monotonic() >= deadline else ""
+        assert time.monotonic() < deadline, f"not true after {seconds} s {told}"
         time.sleep(0.02)
     return found
 

@@ -262,7 +262,9 @@ def test_killed_again_and_again_every_answer_arrives_once_or_is_shown_as_unknown
             != counts["postroom_deliveries_for_operator"]
         )
 
-    eventually(settled, 60)
+    eventually(
+        settled, 60, lambda: (daemon.metrics(), daemon.said, office("outbox", "list").stdout)
+    )
     found = office.deliveries()
     replies = [d for d in found if d["kind"] == "reply"]
     said = " ".join(p["text"] for d in replies for p in d["parts"])

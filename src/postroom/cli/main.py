@@ -22,6 +22,7 @@ app = typer.Typer(
     help="A durable runtime for AI agents: nothing acknowledged is ever lost.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run_command)

@@ -138,7 +138,6 @@ class _Daemon:
         cores = builtin_cores(model=self._model, environ=environ)
         artifacts = artifacts_for(self._database)
         opened = open_channels(environ, only=self._cores, artifacts=artifacts)
-        _try_cores(cores, opened, self._cores)
         async with open_room(
             cores,
             database=self._database,
@@ -146,6 +145,7 @@ class _Daemon:
             channels=opened.channels,
             connected=opened.connected,
         ) as room:
+            _try_cores(room.cores, opened, self._cores)
             faults = {f.channel or f"core {f.core_id}": f.error.message for f in opened.faults}
             sockets = SocketServer(room, token, host=self._host)
             server = HttpServer(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from postroom.domain.ids import SessionId
 from postroom.domain.outbox import NotStarted, SendOutcome, Sent, Uncertain
+from postroom.errors import Disconnected
 from postroom.ports.channel import Profile
 from postroom.ports.route import InteractionOutbound, Question, RouteError
 from postroom.wire.protocol import (
@@ -21,6 +24,7 @@ from postroom.wire.rpc import Wire
 _PROFILE = Profile(text_max=4_000_000, unit="codepoint")
 # Shorter than the profile's own limit of a call: what did not begin to leave by then is withdrawn.
 _WITHIN_S = 20.0
+_UNBOUND_WITHIN_S = 5.0
 
 _encode = msgspec.json.Encoder().encode
 _decode_answer = msgspec.json.Decoder(UserAnswer).decode
@@ -79,9 +83,22 @@ class ConnectionRoute:
 
     async def prompt_user(self, prompt: Question) -> str | None:
         asked = UserPrompt(prompt.id, prompt.session_id, prompt.text, list(prompt.choices))
-        return _decode_answer(await self._wire.request("user/prompt", _encode(asked))).answer
+        raw = await self._ask("user/prompt", _encode(asked))
+        return _decode_answer(raw).answer if raw is not None else None
 
     async def request_approval(self, request: Question) -> bool | None:
         """Whatever it raises denies: see the router."""
         asked = ApprovalRequest(request.id, request.session_id, request.text)
-        return _decode_approval(await self._wire.request("approval/request", _encode(asked))).allow
+        raw = await self._ask("approval/request", _encode(asked))
+        return _decode_approval(raw).allow if raw is not None else False
+
+    async def _ask(self, method: str, params: bytes) -> bytes | None:
+        """The answer; None: the connection is lost.
+
+        It is unbound in that moment, and the router, which knows what that means, stops waiting.
+        """
+        try:
+            return await self._wire.request(method, params)
+        except Disconnected:
+            await asyncio.sleep(_UNBOUND_WITHIN_S)
+            return None
