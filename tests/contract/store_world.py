@@ -419,7 +419,12 @@ class Hand:
 
     async def finish(self, fence: Fence, turn: int, text: str = "done") -> Progress:
         return await self.store.write(
-            finish_turn, self.id, fence, turn, EndReason("completed"), reply(turn, text=text, of=self.id)
+            finish_turn,
+            self.id,
+            fence,
+            turn,
+            EndReason("completed"),
+            reply(turn, text=text, of=self.id),
         )
 
     async def finish_step(self, fence: Fence, turn: int, step: int) -> Progress:

@@ -6,10 +6,13 @@ databases, once with every script run twice in a row, and both must hold the sam
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import inspect
 import json
 import pkgutil
+import re
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,14 +23,38 @@ import postroom.scripts
 from postroom.app import one_core, open_room
 from postroom.domain.conversation import conversation_key
 from postroom.domain.event import EndReason, ErrorInfo, ModelRetry
-from postroom.domain.ids import CallId, ClaimToken, CoreId, MessageId, NodeId, SessionId
+from postroom.domain.ids import (
+    ApprovalId,
+    CallId,
+    ClaimToken,
+    CoreId,
+    DeliveryId,
+    MessageId,
+    NodeId,
+    SessionId,
+)
 from postroom.domain.inbox import EMPTY
 from postroom.domain.message import Message, Source, Text
+from postroom.domain.outbox import CannotTell, Refused, Rules, Sent, Uncertain
+from postroom.domain.parcel import Parcel, Piece
 from postroom.errors import PostroomError
 from postroom.flow import commands
 from postroom.flow.core import Core
 from postroom.ports.store import Store, Tx
-from postroom.scripts import artifacts, drive, inbound, inbox, log, routes, session, usage
+from postroom.scripts import (
+    approvals,
+    artifacts,
+    attach,
+    drive,
+    health,
+    inbound,
+    inbox,
+    log,
+    outbox,
+    routes,
+    session,
+    usage,
+)
 from postroom.scripts.artifacts import ArtifactRecord
 from postroom.scripts.drive import Drive, Judged, Offer, Progress
 from postroom.scripts.session import Opened
@@ -68,7 +95,7 @@ PIECES = frozenset(
         *("lock_session", "insert_session", "read_work", "write_work", "ready_work"),
         *("release_work", "is_node", "lapsed", "copy_records"),
         *("primary_route", "is_owned", "resolve", "bind_conversation", "write_binding"),
-        *("start_over", "entitle"),
+        *("start_over", "entitle", "write_parcels", "read_delivery", "read_parts"),
     }
 )
 
@@ -125,6 +152,12 @@ def _comparable(answer: Any) -> Any:
             return answer.fence, answer.core_id, answer.owner, _comparable(answer.progress)
         case Opened():  # whether it was created is told only to who gave a reference
             return answer.core_id, answer.owner, answer.cwd, answer.head, answer.status
+        case outbox.Claimed():
+            return msgspec.structs.replace(answer, lease_left_ms=0)
+        case outbox.Wait():
+            return answer.until
+        case outbox.Question():
+            return answer.claimed.fence, answer.claimed.index
         case tuple():
             return tuple(map(_comparable, answer))  # pyright: ignore[reportUnknownVariableType]
         case _:
@@ -263,6 +296,8 @@ async def play(store: Store) -> None:
     await write(log.delete_session, SessionId("session_none"))
     assert await hand.pending() == []
     await _play_inbound(store)
+    await _play_outbox(store)
+    await _play_reads(store)
 
 
 async def _play_inbound(store: Store) -> None:
@@ -303,6 +338,100 @@ async def _play_inbound(store: Store) -> None:
     await read(routes.session_address, bound)
     await write(routes.unbind_route, ClaimToken("route_a"))
     await write(inbound.forget_old, 1)
+
+
+async def _play_outbox(store: Store) -> None:
+    """Deliveries sent, lost, asked about and decided; and what a person is asked before a call."""
+    write, read = store.write, store.read
+    here = SessionId("session_posts")
+    target = routes.target_of("bot", _HERE)
+    await write(session.create_session, here, core_id=CORE, owner=OWNER, target=target)
+    hand = Hand(store, here)
+    await hand.queue("ask me", name="msg_ask")
+    drive_ = await hand.claim(token="ask")
+    assert drive_ is not None
+    await hand.begin(drive_.fence, 1)
+    asked = ("apr_1", "apr_2", "apr_3")
+    for name in asked:
+        answer = await write(
+            approvals.ask_approval,
+            here,
+            drive_.fence,
+            ApprovalId(name),
+            turn=1,
+            step=1,
+            call_id=CallId(f"call_{name}"),
+            kind="approval",
+            subject="look",
+            text="May I look?",
+            wait_ms=60_000,
+        )
+        assert answer == "outbox"
+    decide = functools.partial(
+        approvals.decide_approval, principal=OWNER, by="Ann", ref=ClaimToken("decide")
+    )
+    decide.__name__ = "decide_approval"  # type: ignore[attr-defined]
+    assert await write(decide, ApprovalId("apr_1"), "allow") == "allow"
+    with contextlib.suppress(approvals.NotAsked):
+        await write(decide, ApprovalId("apr_none"), "allow")
+    assert len(await read(approvals.open_approvals)) == 2
+    await read(approvals.approval_decision, ApprovalId("apr_1"))
+    said = _parcel("said", policy="persist", failure_history_text="never arrived")
+    await write(outbox.send, here, said, turn=1, fence=drive_.fence)
+    await hand.fail(drive_.fence, 1)  # what is still asked is denied; a notice is owed
+    for name in ("one", "two", "three", "four"):
+        await write(outbox.send, here, _parcel(name), as_owner=OWNER)
+    serves = outbox.Serves(
+        store.node,
+        frozenset({"bot"}),
+        frozenset(),
+        lambda channel, text: [text[:3], text[3:]],
+        {"bot": True},
+        Rules(attempts_max=1),
+        frozenset({"lane", *(f"lane_{n}" for n in range(20)), "ask_again"}),
+    )
+    assert [name for _, name in await read(outbox.lanes_to_serve, 0, 100)][-1] == here
+    found = await write(outbox.claim_delivery, here, ClaimToken("lane"), serves)
+    outcomes: list[Any] = [
+        *(Sent("m1"), Sent("m2", "as plain text"), Refused("no"), Uncertain("lost")),
+    ]
+    for number in range(20):
+        if not isinstance(found, outbox.Claimed):
+            break
+        outcome = outcomes.pop(0) if outcomes else Sent(f"m{number}")
+        token = ClaimToken(f"lane_{number}")
+        found = await write(outbox.record_outcome, found, outcome, 0.0, token, serves)
+    assert isinstance(found, outbox.Wait)
+    ((_, doubtful),) = await read(outbox.doubts, (0, ""), 10)
+    question = await write(outbox.claim_question, doubtful, ClaimToken("ask_again"), serves)
+    assert isinstance(question, outbox.Question)
+    again = await write(outbox.record_verdict, question, CannotTell(), 0, 0.0, serves)
+    assert isinstance(again, outbox.Wait)
+    rules, ref = Rules(), ClaimToken("operator")
+    await write(outbox.resolve_delivery, doubtful, "failed", "ann", ref)
+    await write(outbox.redeliver, doubtful, "ann", ClaimToken("operator_2"), rules)
+    await write(outbox.abandon, doubtful, "ann", ClaimToken("operator_3"))
+    views = await read(outbox.list_deliveries, session_id=here)
+    assert {v.status for v in views} >= {"sent", "failed"}
+    await read(outbox.show_delivery, doubtful)
+
+
+def _parcel(name: str, **more: Any) -> Parcel:
+    more.setdefault("policy", "transient")
+    return Parcel(
+        id=DeliveryId(f"dlv_{name}"), kind="text", pieces=(Piece(f"text of {name}"),), **more
+    )
+
+
+async def _play_reads(store: Store) -> None:
+    """What only looks."""
+    here = SessionId("session_posts")
+    await store.read(attach.check_owner, here, OWNER)
+    await store.read(attach.standing, here)
+    await store.read(attach.read_page, here, 0, 10, 10_000)
+    await store.read(attach.approvals_of, OWNER)
+    await store.read(attach.core_of, here)
+    await store.read(health.standing)
 
 
 _HERE = conversation_key("loopback", "dm", "here")
@@ -371,8 +500,13 @@ def everything(engine: Engine, node: str) -> dict[str, list[Any]]:
         " usage.sid ORDER BY session.id, model",
         "artifact": "SELECT session.id, hash, turn, media_type, size, name, summary FROM artifact"
         f" {of_session} = artifact.sid ORDER BY session.id, hash",
-        "delivery": "SELECT delivery.id, session.id, ord, kind, delivery.status, route FROM delivery"
+        "delivery": "SELECT delivery.id, session.id, ord, kind, delivery.status, route,"
+        " blocks, handed_over, deferrals, reconciles, address, ref, decided_by FROM delivery"
         f" {of_session} = delivery.sid ORDER BY session.id, ord",
+        "part": "SELECT delivery, idx, kind, text, status, attempts, reference, note, error FROM part"
+        " ORDER BY delivery, idx",
+        "approval": "SELECT id, kind, subject, status, decision, decided_by FROM approval"
+        " ORDER BY id",
         "route": "SELECT session.id, token, channel, conversation, node FROM route"
         f" {of_session} = route.sid ORDER BY session.id, route.id",
         "binding": "SELECT binding.core_id, channel, conversation, session.id FROM binding"
@@ -384,10 +518,14 @@ def everything(engine: Engine, node: str) -> dict[str, list[Any]]:
         " ORDER BY channel, key",
         "quarantine": "SELECT channel, key, raw, error FROM quarantine ORDER BY channel, key",
     }
-    return {
-        table: json.loads(json.dumps([list(row) for row in engine.rows(sql)]).replace(node, "NODE"))
+    texts = {
+        table: json.dumps([list(row) for row in engine.rows(sql)]).replace(node, "NODE")
         for table, sql in held.items()
     }
+    return {table: json.loads(_WHEN.sub("", text)) for table, text in texts.items()}
+
+
+_WHEN = re.compile(r',\\"expiresAt\\":\d+')
 
 
 def scripts() -> set[str]:

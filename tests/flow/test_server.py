@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,18 @@ from aiohttp.test_utils import TestServer
 
 from postroom.app import Room
 from postroom.config import Limits
+from postroom.domain.event import Event
 from postroom.domain.ids import SessionId
 from postroom.errors import ConfigError, PostroomError
 from postroom.ports.route import Question
+from postroom.ports.store import EventListener, Subscription
 from postroom.scripts.log import read_events
 from postroom.server.connection import Connection
 from postroom.server.failures import as_rpc_error
 from postroom.server.schema import schema, schema_text
 from postroom.server.socket import SocketServer
 from postroom.server.token import socket_token
-from postroom.testing import PlainTool, PuppetModel, calling, scripted
+from postroom.testing import PlainTool, PuppetModel, StoreWrapper, calling, scripted
 from postroom.wire.protocol import (
     CLIENT_METHODS,
     CODES,
@@ -446,6 +448,41 @@ async def test_every_event_comes_once_and_in_order_while_thousands_are_written(
             await client.until(lambda c=client: c.events() and c.events()[-1]["seq"] == head)
             assert seqs(client.events()) == list(range(after + 1, head + 1))
         assert head == before + 3000
+
+
+class _Patchy(StoreWrapper):
+    """Tells of every third event never, of some late, and of some twice."""
+
+    def subscribe(self, session_id: SessionId | None, listener: EventListener) -> Subscription:
+        loop = asyncio.get_running_loop()
+
+        def told(events: Sequence[Event]) -> None:
+            some = [event for event in events if event.seq % 3]
+            if some and some[0].seq % 2:
+                loop.call_soon(loop.call_soon, listener, some)
+            else:
+                listener(some + some)
+
+        return super().subscribe(session_id, told)
+
+
+@pytest.mark.contract("PRO-05")
+async def test_what_the_store_tells_not_or_late_or_twice_still_comes_once_and_in_order(
+    database: str,
+) -> None:
+    async with (
+        opened(database, scripted(), drive=False, limits=MANY, wrap=_Patchy) as room,
+        Server(room, "stream") as server,
+    ):
+        agent = await room.session(SESSION)
+        client = await server.connect()
+        await client.call("session/subscribe", sessionId=SESSION)
+        for n in range(61):
+            await agent.inject(f"number {n}")
+        head = await agent.head()
+        assert head % 3
+        await client.until(lambda: client.events() and client.events()[-1]["seq"] == head)
+        assert seqs(client.events()) == list(range(1, head + 1))
 
 
 async def test_fifty_clients_of_one_session_each_see_every_event_once_and_in_order(

@@ -26,6 +26,9 @@ export function generate(schema) {
     "} as const;",
     "",
   ];
+  for (const definition of Object.values(schema.$defs)) {
+    for (const key of Object.keys(definition.properties ?? {})) names.add(key);
+  }
   for (const [name, definition] of Object.entries(schema.$defs)) {
     out.push(...comment(definition.description), ...declaration(name, definition), "");
   }
@@ -36,9 +39,15 @@ export function generate(schema) {
   return out.join("\n");
 }
 
+const names = new Set();
+
 function comment(description) {
   if (!description) return [];
-  const lines = description.replaceAll("``", "`").replaceAll("None", "null").split("\n");
+  const said = description.replace(/``(.+?)``/g, (_, word) => {
+    const camel = word.replace(/_([a-z])/g, (_, letter) => letter.toUpperCase());
+    return `\`${names.has(camel) ? camel : word}\``;
+  });
+  const lines = said.replaceAll("None", "null").split("\n");
   if (lines.length === 1) return [`/** ${lines[0]} */`];
   return ["/**", ...lines.map((line) => ` * ${line}`.trimEnd()), " */"];
 }

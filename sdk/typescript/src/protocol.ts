@@ -57,7 +57,7 @@ export type Nothing = Record<string, never>;
 export type Done = Record<string, never>;
 
 /**
- * Creates or attaches. `core_id` and `cwd` (an absolute path) are those of a new session.
+ * Creates or attaches. `coreId` and `cwd` (an absolute path) are those of a new session.
  *
  * `after`: also subscribes, to events above it. null: it does not.
  */
@@ -124,7 +124,7 @@ export interface InboxReplace {
   content: string | (Record<string, unknown>)[];
 }
 
-/** `message_id` is the new one; null: the old one was not pending any more. */
+/** `messageId` is the new one; null: the old one was not pending any more. */
 export interface InboxReplaced {
   messageId: string | null;
 }
@@ -354,9 +354,9 @@ export interface SessionDelta {
 }
 
 /**
- * The client read too slowly: events from `from_seq` on were not sent.
+ * The client read too slowly: events from `fromSeq` on were not sent.
  *
- * The subscription is over. The client subscribes again, after `from_seq` - 1.
+ * The subscription is over. The client subscribes again, after `fromSeq` - 1.
  */
 export interface Lagged {
   sessionId: string;
@@ -464,7 +464,7 @@ export interface File {
  * Where a message came from.
  *
  * `kind` is `operator`, `conversation`, `sdk`, `schedule`, `goal`, `child`,
- * `tool` or `system`. `sender` is the person's display name and `sender_id` the
+ * `tool` or `system`. `sender` is the person's display name and `senderId` the
  * platform's opaque id (null where there is no other person than the operator).
  */
 export interface Source {
@@ -492,7 +492,7 @@ export interface InboxCancelled {
   ref?: string | null;
 }
 
-/** `message` takes the place of `message_id` in the same list, under its own new id. */
+/** `message` takes the place of `messageId` in the same list, under its own new id. */
 export interface InboxReplacedData {
   messageId: string;
   message: Message;
@@ -621,7 +621,7 @@ export interface ToolCall {
   arguments: string;
 }
 
-/** Tokens of one model request. `cached_tokens` are part of `input_tokens`. */
+/** Tokens of one model request. `cachedTokens` are part of `inputTokens`. */
 export interface Usage {
   inputTokens?: number;
   outputTokens?: number;
@@ -665,7 +665,7 @@ export interface ErrorInfo {
   providerRequestId?: string | null;
 }
 
-/** The model sees `summary` in place of the events `from_seq` to `to_seq`. */
+/** The model sees `summary` in place of the events `fromSeq` to `toSeq`. */
 export interface HistoryCompacted {
   fromSeq: number;
   toSeq: number;
@@ -676,7 +676,7 @@ export interface HistoryCompacted {
  * Something said other than by a reply: by a tool, an output module, a schedule, the host.
  *
  * `text` is what the history keeps of it, seen by the model where `policy` is `persist`.
- * `owner_turn_id` is the turn it was said in (null: outside of any).
+ * `ownerTurnId` is the turn it was said in (null: outside of any).
  */
 export interface DeliveryQueued {
   deliveryId: string;
@@ -715,7 +715,7 @@ export interface HistoryReplaced {
 /**
  * Somebody is asked whether a call may run, or a question. `subject` says what, in words.
  *
- * `kind` is `approval` or `question`; `call_id` is the call that waits for it.
+ * `kind` is `approval` or `question`; `callId` is the call that waits for it.
  */
 export interface ApprovalAsked {
   approvalId: string;

@@ -147,7 +147,10 @@ class _Daemon:
         ) as room:
             _try_cores(room.cores, opened, self._cores)
             faults = {f.channel or f"core {f.core_id}": f.error.message for f in opened.faults}
-            sockets = SocketServer(room, token, host=self._host)
+            names = environ.get("POSTROOM_HOSTS", "").split(",")
+            sockets = SocketServer(
+                room, token, host=self._host, hosts=[n.strip() for n in names if n.strip()]
+            )
             server = HttpServer(
                 Watched(room.store, room.channels, room.outbox, faults),
                 [*opened.routes, sockets.route()],

@@ -122,6 +122,8 @@ class Connection:
             raise refused("not_initialized", "say `initialize` first")
         try:
             return _encode(await found(read_params(_DECODERS[method], raw)))
+        except RpcError:
+            raise
         except PostroomError as error:
             raise as_rpc_error(error) from error
 

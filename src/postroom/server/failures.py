@@ -21,8 +21,6 @@ _FIELD = re.compile(
 
 def as_rpc_error(error: PostroomError) -> RpcError:
     """An error of ours by its own code, or by that of the nearest kind of error that has a number."""
-    if isinstance(error, RpcError):
-        return error
     if isinstance(error, StoreClosed):
         return refused("shutting_down", "the runtime is shutting down")
     kind = next(

@@ -36,6 +36,7 @@ _BEARER = "bearer."
 # typed error and the socket stays; beyond that the socket is closed (1009).
 _HELD_FACTOR = 2
 _HEARTBEAT_S = 60.0
+_CLOSE_S = 2.0
 
 
 class SocketLink:
@@ -102,6 +103,7 @@ class SocketServer:
         socket = web.WebSocketResponse(
             protocols=(SUBPROTOCOL,),
             heartbeat=_HEARTBEAT_S,
+            timeout=_CLOSE_S,
             max_msg_size=_HELD_FACTOR * self._frame_bytes_max,
             compress=False,
         )

@@ -175,7 +175,10 @@ class StreamLink:
         await self._writer.drain()
 
     async def aclose(self) -> None:
-        self._writer.close()
+        if self._writer.transport.get_write_buffer_size():
+            self._writer.transport.abort()  # nobody has read it, and nobody is waited for
+        else:
+            self._writer.close()
 
 
 # ---- what a frame says ----
