@@ -40,7 +40,7 @@ _A_SESSION = 200  # receipts of one session before the next: few enough that non
 _RECEIPTS_A_SECOND = 3000  # more than any disk gives one producer
 
 
-class _Recorder:
+class Recorder:
     """A transaction that also writes down what it is asked to run."""
 
     for_update = ""
@@ -72,7 +72,7 @@ def _record(tx: Tx, session_id: SessionId, count: int) -> list[list[tuple[str, A
     """The statements of so many receipts of one session, in order."""
     out: list[list[tuple[str, Any]]] = []
     for _ in range(count):
-        recorder = _Recorder(tx)
+        recorder = Recorder(tx)
         message = Message(mint.message_id(), (Text(rooms.PROMPT),), Source())
         queue_message(recorder, session_id, message, "followup", pending_max=_PENDING_MAX)
         out.append(recorder.statements)
@@ -88,7 +88,7 @@ async def _prepare(folder: Path, sessions: int) -> tuple[Path, list[SessionId]]:
     return template / rooms.DATABASE, [agent.session_id for agent in agents]
 
 
-def _copy(database: Path, folder: Path, name: str) -> Path:
+def copied(database: Path, folder: Path, name: str) -> Path:
     (folder / name).mkdir()
     return Path(shutil.copy(database, folder / name / rooms.DATABASE))
 
@@ -96,7 +96,7 @@ def _copy(database: Path, folder: Path, name: str) -> Path:
 async def _statements(
     database: Path, folder: Path, sessions: Sequence[SessionId], count: int
 ) -> list[list[list[tuple[str, Any]]]]:
-    copied = _copy(database, folder, "record")
+    copied = copied(database, folder, "record")
     async with rooms.open_bench_room(copied.parent, drive=False) as room:
         found = [await room.room.store.write(_record, each, count) for each in sessions]
     shutil.rmtree(copied.parent)
@@ -108,14 +108,14 @@ async def latency(task: Task) -> Figures:
     folder = Path(task.folder)
     database, ids = await _prepare(folder, 1 + int(task.seconds * _RECEIPTS_A_SECOND / _A_SESSION))
     recorded = await _statements(database, folder, ids, _A_SESSION)
-    bare = apsw.Connection(str(_copy(database, folder, "bare")), statementcachesize=256)
+    bare = apsw.Connection(str(copied(database, folder, "bare")), statementcachesize=256)
     for statement in _SETUP:
         bare.execute(statement).fetchall()
     level = synchronous(bare)
     bare_ms: list[float] = []
     receipt_ms: list[float] = []
     bare_counts = Stretch(lambda: len(bare_ms))
-    copied = _copy(database, folder, "receipts")
+    copied = copied(database, folder, "receipts")
     async with rooms.open_bench_room(copied.parent, drive=False) as room:
         agents = [room.room.agent(each) for each in ids]
         counts = room.stretch()
@@ -160,8 +160,8 @@ async def many(task: Task) -> Figures:
     ours: list[tuple[float, Figure]] = []
     for number in range(3):
         if not task.profile:
-            floors.append(await _replay_at_once(_copy(database, folder, f"bare{number}"), recorded))
-        copied = _copy(database, folder, f"receipts{number}")
+            floors.append(await replay_at_once(copied(database, folder, f"bare{number}"), recorded))
+        copied = copied(database, folder, f"receipts{number}")
         with figures.profiled():
             async with rooms.open_bench_room(copied.parent, drive=False) as room:
                 with room.stretch() as counts:
@@ -183,7 +183,7 @@ async def _produce(agent: Agent, count: int) -> None:
         await agent.queue(rooms.PROMPT)
 
 
-async def _replay_at_once(
+async def replay_at_once(
     database: Path, recorded: list[list[list[tuple[str, Any]]]]
 ) -> tuple[float, Figure]:
     """The recorded statements through a bare writer, a producer for each session."""

@@ -26,6 +26,10 @@ def _measurement(name: str) -> Callable[[Task], Awaitable[Figures]]:
         from bench import turns
 
         return getattr(turns, name)
+    if name in ("deliveries", "outbox_size"):
+        from bench import deliveries
+
+        return getattr(deliveries, name)
     if name in ("active", "active_floor", "idle"):
         from bench import memory
 

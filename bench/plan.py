@@ -149,6 +149,39 @@ PLAN = (
         ),
         in_memory=True,
     ),
+    Planned(
+        task=Task(name="deliveries", sessions=200),
+        rows=(
+            _floor("the same statements, 200 lanes, group commit", "bare", "/s"),
+            Row(
+                name="deliveries, 200 sessions",
+                key="deliveries",
+                unit="/s",
+                floor_key="bare",
+                target=1500,
+                rule="at least",
+            ),
+            Row(
+                name="from a delivery's commit to the call of its platform, median",
+                key="soon",
+                unit="ms",
+                target=5,
+            ),
+        ),
+        in_memory=True,
+    ),
+    Planned(
+        task=Task(name="outbox_size"),
+        rows=(
+            Row(name="record and claim, 1,000 deliveries in the table", key="1000", unit="ms"),
+            Row(
+                name="record and claim, 1,000,000 deliveries in the table",
+                key="1000000",
+                unit="ms",
+                floor_key="1000",
+            ),
+        ),
+    ),
     _requests(1),
     _requests(50),
     _turns(1, 0, 375, 4.0),
@@ -227,6 +260,7 @@ PLAN = (
 PROFILES = (
     ("a turn on 50 sessions", Task(name="turns", sessions=50, seconds=4.0, profile=True)),
     ("receipts of 500 producers", Task(name="many", sessions=500, seconds=2.0, profile=True)),
+    ("deliveries on 200 sessions", Task(name="deliveries", sessions=200, profile=True)),
     ("a turn after 10,000 messages", Task(name="history", history=10_000, profile=True)),
     ("opening after 10,000 messages", Task(name="opening", history=10_000, profile=True)),
     ("`postroom run`", Task(name="whole", profile=True)),

@@ -54,7 +54,7 @@ def core(url: str) -> Core:
 class BenchRoom:
     """A room, with what its store's commits are counted by."""
 
-    def __init__(self, room: Room, commits: _Commits) -> None:
+    def __init__(self, room: Room, commits: Commits) -> None:
         self.room = room
         self.session = room.session
         self._commits = commits
@@ -79,7 +79,7 @@ class BenchRoom:
         return agent.session_id
 
 
-class _Commits:
+class Commits:
     def __init__(self) -> None:
         self.count = 0
         self.connection: apsw.Connection | None = None
@@ -98,7 +98,7 @@ async def open_bench_room(
     folder: Path, url: str = "http://127.0.0.1:1", *, drive: bool = True
 ) -> AsyncIterator[BenchRoom]:
     """A room on the database of this folder. ``drive`` False: what is queued there stays."""
-    commits = _Commits()
+    commits = Commits()
     store = await SqliteStore.open(folder / DATABASE, on_commit=commits)
     commits.connection = store._writer  # pyright: ignore[reportPrivateUsage]
     database = str(folder / DATABASE)

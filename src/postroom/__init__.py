@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from postroom.app import Room, one_core, open_room
+    from postroom.client import connect, connect_sync
     from postroom.config import Limits
     from postroom.cores import builtin_cores
     from postroom.domain.run import RunResult
@@ -33,6 +34,8 @@ __all__ = [
     "RunResult",
     "__version__",
     "builtin_cores",
+    "connect",
+    "connect_sync",
     "one_core",
     "open_room",
 ]
@@ -45,6 +48,8 @@ _HOMES = {
     "Room": "postroom.app",
     "RunResult": "postroom.domain.run",
     "builtin_cores": "postroom.cores",
+    "connect": "postroom.client",
+    "connect_sync": "postroom.client",
     "one_core": "postroom.app",
     "open_room": "postroom.app",
 }

@@ -1,114 +1,250 @@
-"""Text is cut to a platform's measure, never inside a grapheme, and reads back as it was."""
+"""Long texts are cut to a platform's measure, and read back together as they were."""
 
 from __future__ import annotations
 
-import pytest
-import regex
-from hypothesis import given
-from hypothesis import strategies as st
+import re
+import time
 
-from postroom.channels.split import join, measure, split
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from wcwidth import iter_graphemes
+
+from postroom.channels.split import join, split
 from postroom.ports.channel import Unit
 
 PLATFORMS: dict[str, tuple[int, Unit]] = {
     "telegram": (4096, "utf16"),
     "slack": (4000, "codepoint"),
+    "slack markdown": (12_000, "codepoint"),
     "discord": (2000, "codepoint"),
     "matrix": (60_000, "utf8"),
-    "webhook": (16_384, "utf8"),
-    "tiny": (64, "utf16"),
+    "webhook": (1 << 20, "utf8"),
 }
-FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
-FLAG = "\U0001f1eb\U0001f1f7"
-WORDS = st.sampled_from(
+SMALL: list[tuple[int, Unit]] = [
+    (limit, unit) for limit in (4, 10, 36, 60, 100) for unit in ("utf16", "codepoint", "utf8")
+]
+FAMILY = "👨‍👩‍👧‍👦"
+
+
+def size(text: str, unit: Unit) -> int:
+    if unit == "codepoint":
+        return len(text)
+    units = len(text.encode("utf-8", "surrogatepass"))
+    return units if unit == "utf8" else sum(2 if c > "\uffff" else 1 for c in text)
+
+
+PIECES = st.sampled_from(
     [
-        *("```", "```py\n", "```\n", "~~~\n", "````\n", "`", "\n", "\n\n", " ", "\r\n", "a "),
-        *("word ", "e\u0301", FAMILY, FLAG, "\ud55c\uad6d", "x" * 30, "- item\n", "| a | b |\n"),
-        *("A sentence. ", "**bold**", "\U0001f600", "\ud800", "\udc00"),
+        *"a \n\r.`~",
+        "word ", "One sentence. ", "\n\n", "\r\n", "   ", "\t", "```", "```\n", "\n```py\n",
+        "\n```\n", "~~~ x\n", "\n~~~\n", "````\n", " ```\n", "é", "e\u0301", "\u0301", "漢字。",
+        FAMILY, "🇩🇪", "🇫", "\u200d", "क्ष", "\ud800", "\udc00", "x" * 50, "`" * 30, "line\n" * 5,
+        "\n```" + "i" * 40 + "\n",
     ]
-)
-TEXTS = st.lists(WORDS, max_size=120).map("".join)
+)  # fmt: skip
+TEXTS = st.lists(PIECES, max_size=60).map("".join)
 
 
-def fences(text: str) -> int:
-    """How many fence lines are open at the end, by the rule for tildes and backticks."""
-    fence = ""
-    for line in text.split("\n"):
-        match = regex.match(r" {0,3}(`{3,}|~{3,})(.*)$", line)
-        if match is None:
-            continue
-        run, info = match.groups()
-        if not fence:
-            fence = "" if run[0] == "`" and "`" in info else run
-        elif run[0] == fence[0] and len(run) >= len(fence) and not info.strip():
-            fence = ""
-    return len(fence)
+def fits_and_reads_back(text: str, limit: int, unit: Unit) -> list[str]:
+    parts = split(text, limit, unit)
+    assert parts
+    assert join(parts) == text
+    for part in parts:
+        assert size(part, unit) <= limit
+        assert part or not text
+    if size(text, unit) <= limit:
+        assert parts == [text]
+    return parts
+
+
+@pytest.mark.contract("CHN-02")
+@pytest.mark.parametrize(("limit", "unit"), SMALL)
+@settings(max_examples=250, deadline=None)
+@given(text=TEXTS)
+def test_parts_fit_and_read_back_at_any_limit(limit: int, unit: Unit, text: str) -> None:
+    fits_and_reads_back(text, limit, unit)
 
 
 @pytest.mark.contract("CHN-02")
 @pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("length", [1_999, 2_000, 2_001, 6_000, 50_000])
-def test_a_long_answer_becomes_parts_within_the_limit_that_read_back(
-    platform: str, length: int
-) -> None:
-    """C-106."""
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_parts_fit_and_read_back_on_every_platform(platform: str, data: st.DataObject) -> None:
     limit, unit = PLATFORMS[platform]
-    for source in ("word " * length, FAMILY * length, "a" * length, "one\n\ntwo. " * length):
-        text = source[:length]
-        pieces = split(text, limit, unit)
-        assert join(pieces) == text
-        assert all(0 < measure(piece, unit) <= limit for piece in pieces)
-        assert len(pieces) <= 1 + 2.5 * measure(text, unit) / limit
+    seed = data.draw(st.lists(PIECES, min_size=1, max_size=30).map("".join))
+    text = seed * (limit * data.draw(st.integers(1, 2)) // len(seed) + 1)
+    fits_and_reads_back(text, limit, unit)
 
 
 @pytest.mark.contract("CHN-02")
-@given(TEXTS, st.integers(4, 64), st.sampled_from(["utf16", "codepoint", "utf8"]))
-def test_whatever_the_text_and_the_limit_the_parts_fit_and_read_back(
-    text: str, limit: int, unit: Unit
-) -> None:
-    """C-109: progress is guaranteed."""
-    pieces = split(text, limit, unit)
-    assert join(pieces) == text
-    assert all(measure(piece, unit) <= limit for piece in pieces)
+@pytest.mark.parametrize(("limit", "unit"), [(40, "codepoint"), (80, "utf16"), (100, "utf8")])
+@settings(max_examples=250, deadline=None)
+@given(
+    text=st.lists(
+        st.sampled_from([FAMILY, "🇩🇪", "e\u0301", "क्ष", "각", "a", " ", "\r\n", "漢", "☝🏽", "\n"]),
+        max_size=150,
+    ).map("".join)
+)
+def test_no_grapheme_is_cut(limit: int, unit: Unit, text: str) -> None:
+    parts = fits_and_reads_back(text, limit, unit)
+    assert [g for part in parts for g in iter_graphemes(part)] == list(iter_graphemes(text))
+
+
+CODE = st.lists(st.sampled_from(["x = 1\n", "\n", "call(" + "y" * 90 + ")\n", "# a b c\n"]))
+PROSE = st.lists(st.sampled_from(["Some words here. ", "\n\n", "word ", "z" * 70]), max_size=10)
+FENCES = st.sampled_from(["```", "```py", "~~~", "````md"])
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> str:
+    out: list[str] = []
+    for _ in range(draw(st.integers(1, 5))):
+        out.append("".join(draw(PROSE)).strip(" ") + "\n\n")
+        fence = draw(FENCES)
+        out.append(f"{fence}\n{''.join(draw(CODE))}{fence.rstrip('pymd')}\n\n")
+    return "".join(out)
+
+
+def is_balanced(part: str) -> bool:
+    """As a Markdown parser reads it: each block of code ends in a closing line."""
+    lines = part.split("\n")
+    for token in MarkdownIt().parse(part):
+        if token.type == "fence" and token.map is not None:
+            closing = lines[token.map[1] - 1].strip()
+            if token.map[1] - token.map[0] < 2 or not re.fullmatch(
+                re.escape(token.markup[0]) + f"{{{len(token.markup)},}}", closing
+            ):
+                return False
+    return True
 
 
 @pytest.mark.contract("CHN-02")
-@given(TEXTS, st.integers(64, 200), st.sampled_from(["utf16", "codepoint", "utf8"]))
-def test_no_part_ends_inside_a_grapheme(text: str, limit: int, unit: Unit) -> None:
-    """C-112: no surrogate pair, family or flag is cut."""
-    ends = {match.end() for match in regex.finditer(r"\X", text)} | {0}
-    pieces = split(text, limit, unit)
-    for number in range(1, len(pieces)):
-        # A last piece of our own: its first line goes if one was added for it.
-        begun = join([*pieces[:number], "Q\nZ"])
-        at = len(begun) - (3 if begun.endswith("Q\nZ") else 1)
-        assert at in ends, pieces
+@pytest.mark.parametrize(("limit", "unit"), [(60, "codepoint"), (100, "utf16"), (150, "utf8")])
+@settings(max_examples=200, deadline=None)
+@given(text=documents())
+def test_every_part_has_its_fences_balanced(limit: int, unit: Unit, text: str) -> None:
+    for part in fits_and_reads_back(text, limit, unit):
+        assert is_balanced(part), part
 
 
-@pytest.mark.contract("CHN-02")
-def test_a_code_block_that_is_cut_is_closed_and_opened_again() -> None:
-    code = "".join(f"line {n}\n" for n in range(60))
-    text = f"Here it is:\n```python\n{code}```\nThat was it."
-    pieces = split(text, 200, "codepoint")
-    assert len(pieces) > 2
-    assert join(pieces) == text
-    for piece in pieces:
-        assert fences(piece) == 0, piece
-    assert all(piece.startswith("```python\n") for piece in pieces[1:-1])
+def test_a_cut_fence_is_closed_and_opened_again_with_its_info() -> None:
+    lines = [f"line {n}\n" for n in range(20)]
+    text = "```py\n" + "".join(lines) + "```\nthe end"
+    parts = split(text, 100, "codepoint")
+    assert len(parts) > 1
+    for part in parts[:-1]:
+        assert part.startswith("```py\n")
+        assert part.endswith("\n```")
+    assert parts[-1].startswith("```py\n")
+    assert parts[-1].endswith("```\nthe end")
+    assert join(parts) == text
 
 
-def test_what_fits_is_left_alone_and_an_empty_text_is_one_part() -> None:
+def test_a_long_line_of_code_is_cut_with_a_longer_closing_line() -> None:
+    text = "```\n" + "x" * 100 + "\n```"
+    parts = split(text, 60, "codepoint")
+    assert parts[0] == "```\n" + "x" * (60 - 9) + "\n````"
+    assert parts[1].startswith("```\nxx")
+    assert join(parts) == text
+
+
+def test_two_blocks_of_code_that_meet_at_a_cut_stay_two() -> None:
+    block = "```py\n" + "x = 1\n" * 12 + "```\n"
+    parts = split(block * 4, 100, "codepoint")
+    assert parts == [block] * 4
+    assert join(parts) == block * 4
+
+
+@pytest.mark.parametrize(
+    "run", ["`" * 500, "``````\n" * 60, "```\n" * 60, "~~~ " * 100, "~~~~\n~~~\n" * 40]
+)
+@pytest.mark.parametrize("before", ["", "```\n", "```py\nx", "~~~\n", "``` \n"])
+@pytest.mark.parametrize("limit", [4, 7, 36, 37, 41, 60])
+def test_runs_of_fence_characters_read_back(run: str, before: str, limit: int) -> None:
+    fits_and_reads_back(before + run, limit, "codepoint")
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("a" * 60 + "\n\n" + "b" * 20 + "\n" + "c" * 60, "a" * 60 + "\n\n"),
+        ("a" * 60 + "\r\n\r\n" + "b" * 20 + "\r\n" + "c" * 60, "a" * 60 + "\r\n\r\n"),
+        ("a" * 60 + "\n" + "b. " + "c" * 60, "a" * 60 + "\n"),
+        ("a" * 60 + ". bb " + "c" * 60, "a" * 60 + ". "),
+        ("漢" * 60 + "。" + "字" * 60, "漢" * 60 + "。"),
+        ("a" * 60 + " bb" + "c" * 60, "a" * 60 + " "),
+        ("a" * 150, "a" * 100),
+        ("a \n" + "b" * 150, "a \n"),
+    ],
+)
+def test_the_best_place_for_a_cut_is_taken(text: str, first: str) -> None:
+    assert split(text, 100, "codepoint")[0] == first
+
+
+def test_a_block_that_begins_late_begins_the_next_part() -> None:
+    text = "word " * 14 + "\n```\n" + "x = 1\n" * 10 + "```\n"
+    assert split(text, 100, "codepoint") == ["word " * 14 + "\n", text[71:]]
+
+
+@pytest.mark.parametrize("count", [1_999, 2_000, 2_001, 6_000, 50_000])
+def test_a_text_takes_as_many_parts_as_it_needs(count: int) -> None:
+    parts = fits_and_reads_back("x" * count, 2_000, "codepoint")
+    assert len(parts) == -(-count // 2_000)
+
+
+def test_emoji_count_twice_in_utf16() -> None:
+    assert [len(p) for p in split("🙂" * 2_049, 4096, "utf16")] == [2_048, 1]
+    parts = split(FAMILY * 400, 4096, "utf16")
+    assert all(part == FAMILY * (len(part) // len(FAMILY)) for part in parts)
+
+
+def test_a_grapheme_that_is_too_long_is_cut_between_its_code_points() -> None:
+    zalgo = "e" + "\u0301" * 100
+    parts = split("ab " + zalgo + "🇩🇪🇫🇷", 10, "codepoint")
+    assert all(len(p) <= 10 for p in parts)
+    assert "".join(parts) == "ab " + zalgo + "🇩🇪🇫🇷"
+    assert [g for p in parts for g in iter_graphemes(p)][-2:] == ["🇩🇪", "🇫🇷"]
+
+
+def test_the_empty_text_is_one_empty_part() -> None:
     assert split("", 10, "utf8") == [""]
-    assert split("```\nopen", 10, "utf8") == ["```\nopen"]
-    assert split("\U0001f600" * 5, 10, "utf16") == ["\U0001f600" * 5]
+    assert join([""]) == join([]) == ""
 
 
-def test_paragraphs_lines_and_words_are_kept_whole_where_they_can_be() -> None:
-    assert split("one two three", 8, "codepoint") == ["one two ", "three"]
-    assert split("first line\nsecond line", 16, "codepoint") == ["first line\n", "second line"]
-    assert split("para one.\n\npara two.", 15, "codepoint") == ["para one.\n\n", "para two."]
+def test_what_is_blank_at_the_end_makes_no_part_of_its_own() -> None:
+    parts = fits_and_reads_back("x" * 100 + "\n\n", 100, "codepoint")
+    assert len(parts) == 2
+    assert all(p.strip() for p in parts)
 
 
-def test_a_limit_under_one_character_is_refused() -> None:
-    with pytest.raises(ValueError, match="nothing can be cut"):
-        split("xxxxx", 3, "utf8")
+def test_a_limit_too_small_for_a_character_is_an_error() -> None:
+    with pytest.raises(ValueError, match="does not hold"):
+        split("x", 3, "utf8")
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        "A sentence of words. ",
+        "漢",
+        "🇩🇪",
+        "\u0301",
+        "x",
+        "```\n",
+        "`",
+        "```" + "y" * 900 + "\n",
+        " ",
+    ],
+)
+def test_time_grows_with_the_length_and_not_faster(seed: str) -> None:
+    def spent(length: int) -> float:
+        text = "```\n" + seed * (length // len(seed))
+        began = time.process_time()
+        parts = split(text, 2_000, "codepoint")
+        assert join(parts) == text
+        return time.process_time() - began
+
+    short, long = max(0.02, spent(100_000)), spent(800_000)
+    assert long < 8 * short * 4

@@ -7,10 +7,11 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import aiohttp
 import pytest
@@ -22,13 +23,16 @@ from postroom.config import Limits
 from postroom.domain.event import Event
 from postroom.domain.ids import SessionId
 from postroom.errors import ConfigError, PostroomError
+from postroom.flow.agent import Agent
 from postroom.ports.route import Question
-from postroom.ports.store import EventListener, Subscription
+from postroom.ports.store import EventListener, Store, Subscription, Tx
+from postroom.scripts.attach import standing
 from postroom.scripts.log import read_events
 from postroom.server.connection import Connection
 from postroom.server.failures import as_rpc_error
 from postroom.server.schema import schema, schema_text
 from postroom.server.socket import SocketServer
+from postroom.server.stdio import serve_link
 from postroom.server.token import socket_token
 from postroom.testing import PlainTool, PuppetModel, StoreWrapper, calling, scripted
 from postroom.wire.protocol import (
@@ -39,9 +43,13 @@ from postroom.wire.protocol import (
     NOTIFICATIONS,
     STANDARD,
 )
-from tests.flow.client import HELLO, TOKEN, Client, Failed, Server, SocketClient
+from postroom.wire.rpc import StreamLink
+from tests.flow.client import HELLO, TOKEN, Client, Failed, Server, SocketClient, StreamClient
 from tests.flow.support import SESSION, idle, log_of, opened, results, waits
 from tests.support import ROOT, bounded
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 BOTH = pytest.mark.parametrize("kind", ["stream", "socket"])
 OTHER = "session_other"
@@ -427,6 +435,42 @@ async def test_status_says_what_the_whole_agent_does_and_idle_means_nothing_waki
             assert said["status"] == "running" or waking == 0
 
 
+class _Busy(StoreWrapper):
+    """Something is queued just before it is looked where the session stands."""
+
+    agent: Agent | None = None
+
+    async def read(
+        self, script: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        if script is standing and self.agent is not None:
+            await self.agent.inject("meanwhile")
+        return await super().read(script, *args, **kwargs)
+
+
+@pytest.mark.contract("PRO-03")
+async def test_what_comes_while_it_catches_up_is_counted_once(database: str) -> None:
+    stores: list[_Busy] = []
+
+    def wrap(store: Store) -> Store:
+        stores.append(_Busy(store))
+        return stores[0]
+
+    async with (
+        opened(database, scripted(), drive=False, wrap=wrap) as room,
+        Server(room, "stream") as server,
+    ):
+        stores[0].agent = agent = await room.session(SESSION)
+        client = await server.connect()
+        await client.call("session/subscribe", sessionId=SESSION)
+        await agent.inject("and more")
+        await client.until(lambda: client.notes("session.status"))
+        await client.call("session/prompt", sessionId=SESSION, content="hello")
+        await client.until(lambda: len(client.notes("session.status")) == 2)
+        for said in client.notes("session.status"):
+            assert said["pending"] == _waking(client.events()[: said["seq"]])[0]
+
+
 @BOTH
 @pytest.mark.contract("PRO-05")
 async def test_every_event_comes_once_and_in_order_while_thousands_are_written(
@@ -539,6 +583,7 @@ async def test_live_tokens_come_to_who_asked_for_them(database: str) -> None:
         client, quiet = await server.connect(), await server.connect()
         await client.call("session/open", sessionId=SESSION)
         await client.call("session/subscribe", sessionId=SESSION, deltas=True)
+        await client.until(lambda: client.notes("session.status"))
         await quiet.call("session/subscribe", sessionId=SESSION)
         await client.call("session/prompt", sessionId=SESSION, content="hello")
         asked = await bounded(model.asked())
@@ -785,6 +830,34 @@ async def test_what_a_client_is_asked_is_denied_when_it_goes_and_the_turn_goes_o
         assert "connection was lost" in text
 
 
+@pytest.mark.contract("PRO-08", "APR-03")
+async def test_who_ends_its_input_answers_nothing_more_and_hears_how_its_turn_ends(
+    database: str,
+) -> None:
+    ran: list[str] = []
+    model = scripted(calling("danger"), "then not")
+    async with opened(database, model, tools=[danger(ran)], **ASK) as room:
+        here, there = socket.socketpair()
+        link = StreamLink(*await asyncio.open_connection(sock=here))
+        serving = asyncio.ensure_future(serve_link(room, link))
+        client = StreamClient(*await asyncio.open_connection(sock=there))
+        client.start()
+        await client.hello()
+        await client.call("session/open", sessionId=SESSION, after=0)
+        await client.call("session/bind", sessionId=SESSION)
+        await client.call("session/prompt", sessionId=SESSION, content="do it")
+        await client.asked("approval/request")
+        client.writer.write_eof()
+        await client.event("agent/idle")
+        await bounded(serving)
+        await bounded(client.gone.wait())
+        await client.close()
+        assert ran == []
+        (told,) = [e["data"] for e in client.events() if e["type"] == "tool/result"]
+        assert told["outcome"] == "not_started"
+        assert "connection was lost" in told["content"][0]["text"]
+
+
 @BOTH
 @pytest.mark.contract("PRO-08")
 async def test_a_client_that_goes_before_its_answer_finds_its_message_once(
@@ -989,6 +1062,44 @@ async def test_the_end_of_input_drains_and_the_client_hears_of_it(
         log = [json.loads(e.to_json()) for e in await log_of(room)]
     assert log[: len(types)] == process.events()
     assert log[receipt["seq"] - 1]["type"] == "inbox/queued"
+
+
+_NOISY = """
+import asyncio, os, sys
+from postroom.app import open_room
+from postroom.cores import builtin_cores
+from postroom.server.stdio import serve_stdio
+
+async def main():
+    cores = builtin_cores(model="scripted:echo", environ={})
+    async with open_room(cores, database=sys.argv[1]) as room:
+        asyncio.get_running_loop().call_soon(lambda: print("noise", flush=True))
+        asyncio.get_running_loop().call_soon(os.system, "echo more noise")
+        await serve_stdio(room)
+
+asyncio.run(main())
+"""
+
+
+async def test_files_serve_as_well_and_what_prints_by_itself_is_kept_out_of_the_frames(
+    database: str, tmp_path: Path
+) -> None:
+    frames = [_frame("a", "initialize", HELLO), _frame("b", "session/list", {})]
+    (tmp_path / "in").write_text("\n".join(frames))
+    with (tmp_path / "in").open() as source, (tmp_path / "out").open("w") as target:
+        running = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _NOISY, database),
+            stdin=source,
+            stdout=target,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "POSTROOM_HOME": str(tmp_path)},
+        )
+    _, noise = await bounded(running.communicate(), 30)
+    assert running.returncode == 0
+    assert noise.split(b"\n") == [b"noise", b"more noise", b""]
+    heard = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [frame["id"] for frame in heard] == ["a", "b"]
+    assert heard[1]["result"] == {"sessions": []}
 
 
 async def test_shutdown_is_answered_and_ends_the_process(process: Process) -> None:

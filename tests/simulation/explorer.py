@@ -25,12 +25,12 @@ from typing import NamedTuple, TypeAlias
 
 from postroom.domain.event import EventData
 from tests.simulation.variants import VARIANTS
-from tests.simulation.world import CLIENT, FAULTS, ITSELF, Move, Process, Store, World
+from tests.simulation.world import BUDGET, CLIENT, ITSELF, Move, Process, Store, World
 from tests.simulation.worlds import BASE, build
 
 _BITS = 14
 _MASK = (1 << _BITS) - 1
-_GUARD = sum(8 << 4 * i for i in range(len(FAULTS)))
+_GUARD = sum(8 << 4 * i for i in range(len(BUDGET)))
 
 
 class Happening(NamedTuple):
@@ -169,7 +169,7 @@ class Explorer:
         breaks: list[tuple[int, str]] = []
         for move in moves:
             cost = _cost(move)
-            if cost and not self.world.budget[FAULTS.index(move.spends)]:
+            if cost and not self.world.budget[BUDGET.index(move.spends)]:
                 continue
             self._seen.add(move.label)
             self._seen.update(e.TYPE for e in move.events)
@@ -384,7 +384,7 @@ _Steps: TypeAlias = tuple[
 
 
 def _cost(move: Move) -> int:
-    return 0 if move.spends in (ITSELF, CLIENT) else 1 << 4 * FAULTS.index(move.spends)
+    return 0 if move.spends in (ITSELF, CLIENT) else 1 << 4 * BUDGET.index(move.spends)
 
 
 # ---- the campaign ----

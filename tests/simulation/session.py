@@ -12,7 +12,7 @@ counted here and then forgotten, for no decision asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -73,10 +73,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Touch(NamedTuple):
-    """What a commit means to a driver's memory: how its fence stands now, how its turn counts."""
+    """What a commit means to a driver's memory: how its fence stands now, how its turn counts.
+
+    ``more`` is what it means to what other actors remember.
+    """
 
     fences: tuple[tuple[str, str], ...]
     turns: int
+    more: Hashable = None
 
 
 class Fold(NamedTuple):
@@ -262,6 +266,8 @@ class Tx:
         self.work = store.work
         self.lease = store.lease
         self.note = store.note
+        self.outbox = store.outbox
+        self.more: Hashable = None
         self.fences = dict(FENCES)
         self.turns = 0
         self.events: list[EventData] = []
@@ -273,7 +279,8 @@ class Tx:
 
     @property
     def changed(self) -> bool:
-        return bool(self.events) or self.work != self.before.work or self.note != self.before.note
+        before = self.before.work, self.before.note, self.before.outbox
+        return bool(self.events) or (self.work, self.note, self.outbox) != before
 
     def append(self, command: Command, twist: str = "") -> Fold:
         fold = self.home.fold(self.session, command, twist or self.note)
@@ -328,11 +335,16 @@ class Tx:
             Work(self.work.status, EPOCH, TOKEN, NODE) if claimed else Work(self.work.status, EPOCH)
         )
         store = self.before._replace(
-            session=self.session, work=work, lease=self.lease, note=self.note
+            session=self.session,
+            work=work,
+            lease=self.lease,
+            note=self.note,
+            outbox=self.outbox,
         )
         self.broken += self.home.sound(store)
         still = all(f == now for f, now in fences)
-        return store, None if still and not self.turns else Touch(fences, self.turns)
+        nothing = still and not self.turns and self.more is None
+        return store, None if nothing else Touch(fences, self.turns, self.more)
 
     def move(self, label: str, *, spends: str = ITSELF) -> Move:
         store, touch = self.commit()

@@ -3,9 +3,9 @@
 A state of the world is a `Store` and two `Process`es. What happens is a `Move`: one committed
 transaction, one step outside any, or one fault. The world is put together from components:
 
-* a `Part`: some fields of the store (`session`, `work` and `lease` today; a delivery machine brings
-  a field of its own), with the moves that no process makes: producers, operators, time;
-* an `Actor`: one kind of task that every process runs (the driver; a sender would be another).
+* a `Part`: some fields of the store (`session`, `work` and `lease`; `outbox`), with the moves that
+  no process makes: producers, operators, time, a platform;
+* an `Actor`: one kind of task that every process runs (the driver, the sender, the asker).
 
 A process dies with all its actors, and its twin is interchangeable with it. Nothing here knows
 what a session or a delivery is.
@@ -21,6 +21,9 @@ from postroom.domain.work import Work
 
 ITSELF, CLIENT = "", "client"
 FAULTS = ("crash", "lapse", "lost", "drain", "abandon", "cancel", "keep", "remove", "replace")
+# Those of delivery besides, and all that a budget may name.
+SENDING_FAULTS = ("defer", "unroute", "expire", "window", "decide")
+BUDGET = FAULTS + SENDING_FAULTS
 
 LIVE, LAPSED, DEAD = "live", "lapsed", "dead"
 
@@ -29,13 +32,14 @@ class Store(NamedTuple):
     """What is durable. ``session`` numbers an agent's state, as its component keeps it.
 
     ``lease`` is that of the drive's owner: live, lapsed, or dead and not yet noticed; empty if
-    nobody holds the drive. ``note`` is for a broken variant that must remember something.
+    nobody holds the drive. ``outbox`` numbers its deliveries' state likewise. ``note`` is for a broken variant that must remember something.
     """
 
     session: int
     work: Work = Work()
     lease: str = ""
     note: str = ""
+    outbox: int = 0
 
 
 class Process(NamedTuple):
@@ -112,12 +116,12 @@ class World:
         actors: Sequence[Actor],
         budget: Mapping[str, int],
     ) -> None:
-        unknown = set(budget) - set(FAULTS)
+        unknown = set(budget) - set(BUDGET)
         assert not unknown, f"no such fault: {unknown}"
         self.start = start
         self.parts = tuple(parts)
         self.actors = tuple(actors)
-        self.budget = tuple(budget.get(name, 0) for name in FAULTS)
+        self.budget = tuple(budget.get(name, 0) for name in BUDGET)
 
     def outside(self, store: Store) -> Iterator[Move]:
         for part in self.parts:

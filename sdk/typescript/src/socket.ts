@@ -35,7 +35,7 @@ type SocketClass = new (url: string, options: unknown, more?: unknown) => Socket
 export function socket(options: SocketOptions, stageMs: number): Opener {
   const url = addressOf(options.url);
   return async (receiver, signal) => {
-    const token = options.token ?? process.env.POSTROOM_TOKEN ?? (await keptToken());
+    const token = options.token ?? process.env.POSTROOM_TOKEN ?? (await keptToken(new URL(url).hostname));
     const opened = await open(url, token, signal);
     return new Connected(opened, receiver, stageMs);
   };
@@ -56,8 +56,11 @@ function addressOf(given: string | URL): string {
   return url.href;
 }
 
-/** The token that a daemon of this machine made at its first start. */
-async function keptToken(): Promise<string> {
+/** The token that a daemon of this machine made at its first start. It is shown to no other machine. */
+async function keptToken(host: string): Promise<string> {
+  const none = "there is no token";
+  const hint = "set `token` or POSTROOM_TOKEN; the daemon says where its token is kept";
+  if (!/^(localhost|127(\.\d+){3}|\[::1\])$/.test(host)) throw new ConfigError(none, { code: "config", hint });
   const { POSTROOM_HOME, XDG_DATA_HOME } = process.env;
   const data =
     process.platform === "darwin"
@@ -67,8 +70,7 @@ async function keptToken(): Promise<string> {
   try {
     return (await readFile(file, "utf8")).trim();
   } catch (cause) {
-    const hint = "set `token` or POSTROOM_TOKEN; the daemon says where its token is kept";
-    throw new ConfigError("there is no token", { code: "config", hint, cause });
+    throw new ConfigError(none, { code: "config", hint, cause });
   }
 }
 

@@ -15,6 +15,8 @@ import { settledWithin } from "./waiting.js";
 const TAIL_BYTES = 8 * 1024;
 /** What a dead runtime has written is read for so long; a process it left behind may hold the pipe. */
 const LAST_WORDS_MS = 200;
+/** How much of the first stage of closing open turns may take to end. */
+const DRAIN_SHARE = 0.8;
 
 export interface StdioOptions {
   /** The program, and words that come before ours. Default: POSTROOM_COMMAND, or `postroom`. */
@@ -22,13 +24,13 @@ export interface StdioOptions {
   /** `PROVIDER:NAME` for every core, whatever it names. */
   model?: string;
   /** The database: a path, or a `postgresql://` address. Default: the runtime's own. */
-  db?: string;
+  database?: string;
   /** More words for the command line. */
   args?: readonly string[];
   /** The folder that the runtime starts in. */
   cwd?: string;
   /** Its environment. Default: this process's own. */
-  env?: NodeJS.ProcessEnv;
+  env?: Record<string, string | undefined>;
   /** Hears what the runtime writes to its standard error, as it comes. */
   onStderr?: (text: string) => void;
 }
@@ -40,11 +42,12 @@ export function stdio(options: StdioOptions, stageMs: number): Opener {
   if (!program) throw new ConfigError("the command is empty", { code: "config" });
   const words = [...before, "serve", "--stdio"];
   if (options.model !== undefined) words.push("--model", options.model);
-  if (options.db !== undefined) words.push("--db", options.db);
-  words.push(...(options.args ?? []));
+  if (options.database !== undefined) words.push("--db", options.database);
+  words.push("--drain", String((DRAIN_SHARE * stageMs) / 1000), ...(options.args ?? []));
   return async (receiver, signal) => {
     signal.throwIfAborted();
-    const child = spawn(program, words, { cwd: options.cwd, env, stdio: "pipe" });
+    // In a session of its own a Ctrl-C at the terminal reaches this program alone, which closes it in order.
+    const child = spawn(program, words, { cwd: options.cwd, env, stdio: "pipe", detached: true });
     const runtime = new Runtime(child, receiver, stageMs, options.onStderr);
     await runtime.started(program);
     return runtime;

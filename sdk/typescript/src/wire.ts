@@ -4,7 +4,7 @@
  * When the transport goes, every open request is rejected with the reason, and `signal` is aborted.
  */
 
-import { Disconnected, errorFrom, ProtocolError } from "./errors.js";
+import { Disconnected, errorFrom, PostroomError, ProtocolError } from "./errors.js";
 import { ERROR_NUMBERS, FRAME_BYTES_MAX, type ErrorData } from "./protocol.js";
 import type { Transport } from "./transport.js";
 
@@ -132,7 +132,7 @@ export class Wire {
     try {
       answer = { result: await this.handler.request(method, params) };
     } catch (error) {
-      const code = error instanceof ProtocolError ? error.code : "internal_error";
+      const code = error instanceof PostroomError ? error.code : "internal_error";
       const number = ERROR_NUMBERS[code as keyof typeof ERROR_NUMBERS] ?? ERROR_NUMBERS.internal_error;
       answer = { error: { code: number, message: "the client failed to answer", data: { code } } };
     }

@@ -96,15 +96,13 @@ class Delivery(msgspec.Struct, frozen=True):
 
     @property
     def next_part(self) -> int | None:
-        """The part that may be sent next; None if none may: all are done, or doubt holds them."""
+        """The part that may be sent next; None if none may: all are done, one is being sent, or doubt holds them."""
         if self.unrouted or self.unknown_at is not None:
             return None
-        for index, part in enumerate(self.parts):
-            if part.status == "sending":
-                return None
-            if part.status == "queued":
-                return index
-        return None
+        # a verdict may queue a part again while one behind it is being sent
+        if any(p.status == "sending" for p in self.parts):
+            return None
+        return next((i for i, p in enumerate(self.parts) if p.status == "queued"), None)
 
 
 # ---- what a channel answers ----

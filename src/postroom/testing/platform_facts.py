@@ -107,7 +107,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One call that a channel began, or one update that it was handed (then ``key`` is its label).
 
     ``number`` counts the calls of one ``verb`` from 1, over all processes. ``answer`` None: none was
-    given; ``ended_at`` None: it is under way, or its process died.
+    given; ``ended_at`` None: it is under way, or its process died, or the update was not acknowledged.
     """
 
     verb: Verb
