@@ -88,7 +88,7 @@ async def _prepare(folder: Path, sessions: int) -> tuple[Path, list[SessionId]]:
     return template / rooms.DATABASE, [agent.session_id for agent in agents]
 
 
-def copied(database: Path, folder: Path, name: str) -> Path:
+def copy_of(database: Path, folder: Path, name: str) -> Path:
     (folder / name).mkdir()
     return Path(shutil.copy(database, folder / name / rooms.DATABASE))
 
@@ -96,7 +96,7 @@ def copied(database: Path, folder: Path, name: str) -> Path:
 async def _statements(
     database: Path, folder: Path, sessions: Sequence[SessionId], count: int
 ) -> list[list[list[tuple[str, Any]]]]:
-    copied = copied(database, folder, "record")
+    copied = copy_of(database, folder, "record")
     async with rooms.open_bench_room(copied.parent, drive=False) as room:
         found = [await room.room.store.write(_record, each, count) for each in sessions]
     shutil.rmtree(copied.parent)
@@ -108,14 +108,14 @@ async def latency(task: Task) -> Figures:
     folder = Path(task.folder)
     database, ids = await _prepare(folder, 1 + int(task.seconds * _RECEIPTS_A_SECOND / _A_SESSION))
     recorded = await _statements(database, folder, ids, _A_SESSION)
-    bare = apsw.Connection(str(copied(database, folder, "bare")), statementcachesize=256)
+    bare = apsw.Connection(str(copy_of(database, folder, "bare")), statementcachesize=256)
     for statement in _SETUP:
         bare.execute(statement).fetchall()
     level = synchronous(bare)
     bare_ms: list[float] = []
     receipt_ms: list[float] = []
     bare_counts = Stretch(lambda: len(bare_ms))
-    copied = copied(database, folder, "receipts")
+    copied = copy_of(database, folder, "receipts")
     async with rooms.open_bench_room(copied.parent, drive=False) as room:
         agents = [room.room.agent(each) for each in ids]
         counts = room.stretch()
@@ -160,8 +160,10 @@ async def many(task: Task) -> Figures:
     ours: list[tuple[float, Figure]] = []
     for number in range(3):
         if not task.profile:
-            floors.append(await replay_at_once(copied(database, folder, f"bare{number}"), recorded))
-        copied = copied(database, folder, f"receipts{number}")
+            floors.append(
+                await replay_at_once(copy_of(database, folder, f"bare{number}"), recorded)
+            )
+        copied = copy_of(database, folder, f"receipts{number}")
         with figures.profiled():
             async with rooms.open_bench_room(copied.parent, drive=False) as room:
                 with room.stretch() as counts:

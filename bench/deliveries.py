@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from bench import figures, rooms
-from bench.commits import Recorder, copied, replay_at_once
+from bench.commits import Recorder, copy_of, replay_at_once
 from bench.figures import Figure, Figures, Task, median
 from postroom import mint
 from postroom.app import Room, one_core, open_room
@@ -126,18 +126,19 @@ async def deliveries(task: Task) -> Figures:
         ids = await _sessions(room, task.sessions)
         await _owe(room, ids, _EACH)
     database = folder / "template" / rooms.DATABASE
-    recorded = await _statements(copied(database, folder, "record"), ids)
+    recorded = await _statements(copy_of(database, folder, "record"), ids)
     floors: list[tuple[float, Figure]] = []
     ours: list[tuple[float, Figure]] = []
     wanted = len(ids) * _EACH
     soon_ms: list[float] = []
+    first: Figure | None = None
     for number in range(3):
         if not task.profile:
-            bare = copied(database, folder, f"bare{number}")
+            bare = copy_of(database, folder, f"bare{number}")
             steps, figure = await replay_at_once(bare, recorded)
             rate = steps * wanted / sum(map(len, recorded))
             floors.append((rate, Figure(rate, figure.commits, figure.fsyncs, figure.synchronous)))
-        there = copied(database, folder, f"room{number}").parent
+        there = copy_of(database, folder, f"room{number}").parent
         platform = _Platform()
         async with _room(there, platform) as (room, bench):
             with figures.profiled(), bench.stretch() as counts:
@@ -153,6 +154,7 @@ async def deliveries(task: Task) -> Figures:
                         await platform.takes(len(platform.called) + 1)
                         soon_ms.append((platform.called[-1] - committed) * 1000)
                 first = soon.figure(median(soon_ms), await bench.synchronous())
+    assert first is not None
     found = {"deliveries": sorted(ours, key=_rate)[1][1], "soon": first}
     if floors:
         found["bare"] = sorted(floors, key=_rate)[1][1]

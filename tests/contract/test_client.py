@@ -408,6 +408,7 @@ async def test_closing_ends_what_waits_and_may_be_done_again(world: World) -> No
     following = asyncio.ensure_future(follow())
     running = asyncio.ensure_future(session.run("mine"))
     await first(session, "step/start")
+    await _eventually(lambda: bool(seen))
     await bounded(asyncio.gather(room.aclose(), room.aclose()), 20)
     await bounded(room.aclose())
     await bounded(following)

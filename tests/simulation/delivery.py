@@ -22,7 +22,7 @@ from postroom.domain import outbox as machine
 from postroom.domain import work as shipped_work
 from postroom.domain.event import EventData
 from postroom.domain.ids import ClaimToken, NodeId
-from postroom.domain.outbox import Delivery, Part, Resolution, Rules
+from postroom.domain.outbox import Delivery, Part, Resolution, Rules, Verdict
 from postroom.domain.work import Fence, Work
 from tests.simulation.world import DEAD, ITSELF, LAPSED, LIVE, Move, Store
 
@@ -169,6 +169,18 @@ class Lane:
     def blocks(self, delivery: Delivery) -> bool:
         return delivery.blocks
 
+    def head(self, deliveries: Sequence[Delivery]) -> int | None:
+        return next((d for d, x in enumerate(deliveries) if self.blocks(x)), None)
+
+    def claim_part(self, delivery: Delivery) -> Delivery | None:
+        return machine.claim_part(delivery, NOW)
+
+    def judge(self, delivery: Delivery, p: int, verdict: Verdict) -> Delivery:
+        return machine.judge(delivery, p, verdict, NOW, self.rules)
+
+    def redeliver(self, delivery: Delivery) -> Delivery:
+        return machine.redeliver(delivery, "ann", NOW, self.rules)
+
     def lapse(self, delivery: Delivery) -> Delivery:
         return machine.lapse(delivery, NOW)
 
@@ -254,7 +266,7 @@ class Lane:
         if delivery.status not in allowed.get(word, ("unknown",)):
             return
         if word == "redeliver":
-            after = machine.redeliver(delivery, "ann", NOW, self.rules)
+            after = self.redeliver(delivery)
         elif word == "abandon":
             after = machine.abandon(delivery, "ann")
         else:
@@ -359,8 +371,7 @@ class LaneTx:
 
     def head(self) -> int | None:
         """The delivery that the lane waits for; None: the lane is empty."""
-        heads = (d for d, x in enumerate(self.letters) if self.home.blocks(x.delivery))
-        return next(heads, None)
+        return self.home.head([x.delivery for x in self.letters])
 
     # ---- claims ----
 

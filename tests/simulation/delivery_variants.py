@@ -6,13 +6,13 @@ variant overlooks is broken by its means, so that what is told is the harm.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Sequence
 
 import msgspec
 
 from postroom.domain import outbox as machine
 from postroom.domain.event import EndKind
-from postroom.domain.outbox import Delivery
+from postroom.domain.outbox import Delivery, Verdict
 from postroom.domain.turn import Command, TakeOver
 from tests.simulation.delivery import GONE, HELD, NOW, SEND, Config, Lane, LaneTx, Lost
 from tests.simulation.delivery_worlds import Setting
@@ -21,7 +21,7 @@ from tests.simulation.sender import CALLS, Asker, Mind, Sender
 from tests.simulation.session import Config as SessionConfig
 from tests.simulation.session import Tx
 from tests.simulation.speaking import Speaker, Speaking, completed
-from tests.simulation.world import ITSELF, Move, Store, World
+from tests.simulation.world import World
 
 _change = msgspec.structs.replace
 
@@ -83,7 +83,7 @@ class ClaimsLater(Sender):
         self, tx: LaneTx, mind: Mind, over: bool = False, routed: bool = True
     ) -> Mind | None:
         d = tx.head()
-        following = d is not None and machine.claim_part(tx.delivery(d), NOW)
+        following = d is not None and self.lane.claim_part(tx.delivery(d))
         if d is None or not following:
             return super().claim_next(tx, mind, over, routed)
         p = machine.sending_part(following)
@@ -91,7 +91,7 @@ class ClaimsLater(Sender):
         return Mind(CALLS, d, p)
 
     def record(self, tx: LaneTx, mind: Mind) -> Mind | None:
-        following = machine.claim_part(tx.delivery(mind.d), NOW)
+        following = self.lane.claim_part(tx.delivery(mind.d))
         if following is not None:
             tx.take(SEND, mind.d)
             tx.write(mind.d, following)
@@ -179,6 +179,43 @@ class DecisionLetsGo(Lane):
         tx.release(d, GONE)
 
 
+class AnyOrder(Lane):
+    """Whatever is queued may be claimed, whoever is before it."""
+
+    overlook = ("OUT-12",)
+
+    def head(self, deliveries: Sequence[Delivery]) -> int | None:
+        queued = (d for d, x in enumerate(deliveries) if x.status == "queued")
+        return next(queued, super().head(deliveries))
+
+
+class RepeatsSent(Lane):
+    """What is redelivered is redelivered whole."""
+
+    def redeliver(self, delivery: Delivery) -> Delivery:
+        again = super().redeliver(delivery)
+        return _change(again, parts=tuple(_change(p, status="queued") for p in again.parts))
+
+
+class NotCharged(Lane):
+    """A claim charges no attempt."""
+
+    def claim_part(self, delivery: Delivery) -> Delivery | None:
+        claimed = super().claim_part(delivery)
+        if claimed is None:
+            return None
+        pairs = zip(claimed.parts, delivery.parts, strict=True)
+        return _change(claimed, parts=tuple(_change(p, attempts=q.attempts) for p, q in pairs))
+
+
+class AsksForEver(Lane):
+    """Verdicts that say nothing are not counted."""
+
+    def judge(self, delivery: Delivery, p: int, verdict: Verdict) -> Delivery:
+        judged = super().judge(delivery, p, verdict)
+        return _change(judged, reconciles=0, handed_over=False)
+
+
 class Variant(msgspec.Struct, frozen=True):
     """``what`` was changed, in which small world, and the ``rule`` that must be named."""
 
@@ -212,6 +249,7 @@ def _turns(
 
 
 _SILENT = ("silence",)
+_FOR_EVER = "CAN-07 what happens by itself goes round for ever"
 _TWICE = "OUT-04 the platform has a part twice"
 
 VARIANTS: dict[str, Variant] = {
@@ -280,5 +318,23 @@ VARIANTS: dict[str, Variant] = {
             attempts_max=1,
             decide=1,
         ),
+    ),
+    "any_order": Variant(
+        "a delivery may be claimed before those made earlier",
+        "OUT-09",
+        _lane(1, 1, lane=AnyOrder, answers=("again",)),
+    ),
+    "redelivers_sent": Variant(
+        "what is redelivered is sent whole, what had arrived too",
+        "OUT-05",
+        _lane(2, lane=RepeatsSent, answers=("refuse",), operator=("redeliver",), decide=1),
+    ),
+    "attempt_not_charged": Variant(
+        "a claim charges no attempt", _FOR_EVER, _lane(1, lane=NotCharged, answers=("again",))
+    ),
+    "asks_for_ever": Variant(
+        "verdicts that say nothing are not counted",
+        _FOR_EVER,
+        _lane(1, lane=AsksForEver, answers=_SILENT, attempts_max=1),
     ),
 }

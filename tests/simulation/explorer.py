@@ -17,16 +17,15 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from multiprocessing import Pool
 from typing import NamedTuple, TypeAlias
 
 from postroom.domain.event import EventData
-from tests.simulation.variants import VARIANTS
+from tests.simulation import delivery_variants, delivery_worlds, variants, worlds
 from tests.simulation.world import BUDGET, CLIENT, ITSELF, Move, Process, Store, World
-from tests.simulation.worlds import BASE, build
+from tests.simulation.worlds import build
 
 _BITS = 14
 _MASK = (1 << _BITS) - 1
@@ -242,10 +241,11 @@ class Explorer:
         try:
             found, whole = self._search(states_max)
             broken = [Broken(rule, self._history(at, rule)) for rule, at in found.items()]
-            circle = self._circle() if whole and not broken else None
-            if circle is not None:
+            circle = self._circle() if whole and not broken else ()
+            if circle:
                 rule = "CAN-07 what happens by itself goes round for ever"
-                broken.append(Broken(rule, self._history(self._path.index(circle), None)))
+                at = self._path.index(circle[0])
+                broken.append(Broken(rule, self._history(at, None, circle[1:])))
         finally:
             if collecting:
                 gc.enable()
@@ -307,44 +307,60 @@ class Explorer:
             at += 1
         return found, at == len(places)
 
-    def _circle(self) -> int | None:
-        """A place that leads back to itself by itself; None if there is none."""
-        into = Counter(after for targets in self._itself.values() for after in set(targets))
-        free = [place for place in self._itself if not into[place]]
-        gone = 0
-        while free:
-            gone += 1
-            for after in self._itself.get(free.pop(), ()):
-                into[after] -= 1
-                if not into[after]:
-                    free.append(after)
-        if gone >= len(self._itself):
-            return None
-        return next(place for place in self._itself if into[place] > 0)
+    def _circle(self) -> tuple[int, ...]:
+        """Places of which each leads to the next by itself, the last one as the first; () if none.
+
+        Whatever leads nowhere by itself is taken away, over and over; what stays goes round.
+        """
+        out_of = {place: set(targets) for place, targets in self._itself.items()}
+        into: dict[int, list[int]] = {}
+        for place, targets in out_of.items():
+            for after in targets:
+                into.setdefault(after, []).append(place)
+        ended = [place for place, targets in out_of.items() if not targets]
+        while ended:
+            place = ended.pop()
+            del out_of[place]
+            for before in into.get(place, ()):
+                out_of[before].discard(place)
+                if not out_of[before]:
+                    ended.append(before)
+        if not out_of:
+            return ()
+        walked: list[int] = []
+        at = next(place for place in self._path if place in out_of)
+        while at not in walked:
+            walked.append(at)
+            at = min(out_of[at])
+        return (*walked[walked.index(at) :], at)
 
     # ---- telling ----
 
-    def _history(self, at: int, rule: str | None) -> tuple[Happening, ...]:
-        """The moves that led to a state, and last the one that broke the rule, if a move did."""
-        places, budgets = self._path, self._left
+    def _history(
+        self, at: int, rule: str | None, beyond: Sequence[int] = ()
+    ) -> tuple[Happening, ...]:
+        """The moves that led to a state, and ``beyond`` it at no cost; last the one that broke the
+        rule, if a move did.
+        """
         path = [at]
         while self._from[path[-1]] >= 0:
             path.append(self._from[path[-1]])
         path.reverse()
         moves: list[tuple[str, Move]] = []
         names = ["P1", "P2"]
-        for here, there in pairwise(path):
-            spent = budgets[here] - budgets[there]
-            for slot, move, after in self._happenings(places[here]):
-                fits = not move.broken and _cost(move) == spent
-                if fits and self._place(*after) == places[there]:
+        states = [(self._path[n], self._left[n]) for n in path]
+        states += [(place, self._left[at]) for place in beyond]
+        for (here, before), (there, left) in pairwise(states):
+            for slot, move, after in self._happenings(here):
+                fits = not move.broken and _cost(move) == before - left
+                if fits and self._place(*after) == there:
                     moves.append((names[slot] if slot >= 0 else "", move))
                     if after[1] > after[2]:
                         names.reverse()
                     break
             else:
                 raise AssertionError("a history cannot be told again")
-        for slot, move, _ in self._happenings(places[at]):
+        for slot, move, _ in self._happenings(self._path[at]):
             if rule in move.broken:
                 moves.append((names[slot] if slot >= 0 else "", move))
                 break
@@ -390,12 +406,23 @@ def _cost(move: Move) -> int:
 # ---- the campaign ----
 
 
-def _run(name: str) -> tuple[str, Explored]:
-    config = BASE.get(name)
-    if config is not None:
-        return name, Explorer(build(config)).explore()
+BASE = worlds.BASE | delivery_worlds.BASE
+VARIANTS = variants.VARIANTS | delivery_variants.VARIANTS
+
+
+def _world(name: str) -> World:
+    if name in worlds.BASE:
+        return build(worlds.BASE[name])
+    if name in delivery_worlds.BASE:
+        return delivery_worlds.BASE[name].world()
     variant = VARIANTS[name]
-    return name, Explorer(build(variant.config, variant.session, variant.driver)).explore()
+    if isinstance(variant, delivery_variants.Variant):
+        return variant.world()
+    return build(variant.config, variant.session, variant.driver)
+
+
+def _run(name: str) -> tuple[str, Explored]:
+    return name, Explorer(_world(name)).explore()
 
 
 def _told(name: str, explored: Explored) -> tuple[bool, str]:

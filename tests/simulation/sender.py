@@ -267,7 +267,7 @@ class Sender(_Task):
         delivery = tx.delivery(d)
         if not tx.holds(SEND, d, mind.fence):
             if mind.told == "sent" and delivery.parts[p].status == "unknown":
-                found = machine.judge(delivery, p, Found("ref"), NOW, self.lane.rules)
+                found = self.lane.judge(delivery, p, Found("ref"))
                 tx.write(d, found, fence=GONE)
                 tx.ready_again(d)
         elif delivery.parts[p].status == "sending":
@@ -286,7 +286,7 @@ class Sender(_Task):
         outcome = OUTCOMES[mind.told]
         recorded = machine.record(tx.delivery(d), outcome, NOW, self.lane.rules)
         if recorded.parts[p].status == "sent" and recorded.next_part is not None:
-            following = machine.claim_part(recorded, NOW)
+            following = self.lane.claim_part(recorded)
             if following is not None and tx.state(SEND, d) == LIVE:
                 tx.write(d, recorded, fence=mind.fence, proven=proven)
                 tx.write(d, following, fence=mind.fence)
@@ -330,7 +330,7 @@ class Sender(_Task):
                 tx.release(d, GONE)
                 routed = True
                 continue
-            following = machine.claim_part(delivery, NOW)
+            following = self.lane.claim_part(delivery)
             if following is None:
                 return None
             tx.take(SEND, d)
@@ -419,7 +419,7 @@ class Asker(_Task):
                 return None
         elif told == "absent" and not self.lane.settling(mind.settled):
             told = "cannot tell"
-        judged = machine.judge(delivery, p, VERDICTS[told], NOW, self.lane.rules)
+        judged = self.lane.judge(delivery, p, VERDICTS[told])
         if judged.handed_over:
             judged = machine.hand_over(judged)
         if told == "cannot tell" and not judged.handed_over:

@@ -30,6 +30,8 @@ import { Wire } from "./wire.js";
 
 const WAIT_FIRST_MS = 50;
 const WAIT_MAX_MS = 2_000;
+/** A wire that has been silent for so long is asked whether it is still there, and has as long to answer. */
+const SILENT_MS = 30_000;
 /** How often one call is said again. */
 const AGAIN_MAX = 20;
 
@@ -44,6 +46,8 @@ export interface ConnectionOptions {
   reconnectMs: number;
   /** Hears what a callback threw. */
   onError: (error: unknown) => void;
+  /** How long a wire may be silent before it is asked, in ms. */
+  silentMs?: number;
 }
 
 export interface CallOptions {
@@ -208,6 +212,7 @@ export class Connection {
       wire.signal.throwIfAborted();
       this.#wire = { wire, said, at: Date.now(), feeds: new Map() };
       wire.signal.addEventListener("abort", () => this.#wireLost(wire), { once: true });
+      if (this.resumes) this.#watch(wire);
     } catch (error) {
       await wire.close();
       throw error;
@@ -216,6 +221,22 @@ export class Connection {
     }
     for (const binding of this.#bindings) binding.renew();
     for (const feed of this.feeds) feed.wake();
+  }
+
+  /** A network that went away says nothing: without this a run would wait for it for ever. */
+  #watch(wire: Wire): void {
+    const { silentMs = SILENT_MS } = this.options;
+    let heard = -1;
+    const timer = setInterval(() => {
+      if (heard === wire.heard) {
+        wire.gone(new Disconnected(`nothing came within ${silentMs} ms`));
+      } else if (!wire.signal.aborted) {
+        heard = wire.heard;
+        wire.forget("session/unsubscribe", { subscription: 0 }); // there is none of that number
+      }
+    }, silentMs);
+    timer.unref();
+    wire.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
   }
 
   #wireLost(wire: Wire): void {

@@ -33,6 +33,8 @@ export class Wire {
   readonly #gone = new AbortController();
   #transport: Transport | undefined;
   #called = 0;
+  /** How many frames have come. */
+  heard = 0;
 
   constructor(private readonly handler: Handler) {}
 
@@ -103,6 +105,7 @@ export class Wire {
   // ---- what comes in ----
 
   frame(text: string): void {
+    this.heard++;
     let frame: Frame;
     try {
       frame = JSON.parse(text) as Frame;

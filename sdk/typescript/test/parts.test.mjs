@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { Connection } from "../dist/connection.js";
 import { ERRORS, errorFrom } from "../dist/errors.js";
-import { Disconnected, ERROR_NUMBERS, foldRun, interval, PostroomError, RunOverlap, StoreClosed } from "../dist/index.js";
+import { Disconnected, ERROR_NUMBERS, foldRun, interval, PostroomError, RunOverlap, StoreClosed, VERSION } from "../dist/index.js";
 import { Lines } from "../dist/lines.js";
 import { Session } from "../dist/session.js";
 import { generate } from "../scripts/generate.mjs";
@@ -36,6 +36,11 @@ test("every error has a class, and keeps its own code", () => {
   const finer = errorFrom(ERROR_NUMBERS.shutting_down, "no", { code: "store_closed" });
   assert.ok(finer instanceof StoreClosed && finer.code === "store_closed");
   assert.ok(errorFrom(-39999, "new", { code: "newer" }) instanceof PostroomError);
+});
+
+test("the version is that of the package", () => {
+  const { version } = JSON.parse(readFileSync(new URL("../package.json", import.meta.url), "utf8"));
+  assert.equal(version, VERSION);
 });
 
 test("the lock file tells versions and hashes and no address", () => {
@@ -193,10 +198,13 @@ class Weather {
   }
 }
 
-function connected(weather, resumes = true) {
+function connected(weather, options = {}) {
   const client = { name: "test", version: "0" };
   const onError = (error) => assert.fail(error);
-  const connection = new Connection({ open: weather.open, resumes, client, connectMs: 5_000, reconnectMs: 5_000, onError });
+  const connection = new Connection({
+    ...{ open: weather.open, resumes: true, client, connectMs: 5_000, reconnectMs: 5_000, onError },
+    ...options,
+  });
   const opened = { sessionId: "s", created: true, headSeq: 0, status: "idle", coreId: "default" };
   return { connection, session: new Session(connection, opened) };
 }
@@ -236,6 +244,29 @@ test("who reads slowly misses nothing, and little is held for them", async () =>
     assert.equal(one.seq, next++);
     if (one.seq === 5_001) break;
   }
+  await connection.close();
+});
+
+test("a wire that fell silent is given up, and one that answers is not", async () => {
+  const weather = new Weather();
+  let opened = 0;
+  const open = async (receiver) => {
+    const wire = await weather.open(receiver);
+    const silent = ++opened === 2;
+    const send = (frame) => (silent && !frame.includes("initialize") ? undefined : wire.send(frame));
+    return { ...wire, send };
+  };
+  const { connection, session } = connected(weather, { open, silentMs: 20 });
+  weather.append();
+  await connection.live();
+  weather.cut();
+  for await (const one of session.events(0)) {
+    assert.equal(one.seq, 1);
+    break;
+  }
+  assert.equal(opened, 3);
+  for (let count = 0; count < 4; count++) await new Promise((resolve) => setTimeout(resolve, 20));
+  assert.equal(opened, 3);
   await connection.close();
 });
 
