@@ -161,6 +161,7 @@ PLAN = (
                 target=1500,
                 rule="at least",
             ),
+            Row(name="CPU of a delivery, 200 sessions", key="cpu", unit="ms"),
             Row(
                 name="from a delivery's commit to the call of its platform, median",
                 key="soon",

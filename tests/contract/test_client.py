@@ -134,7 +134,12 @@ class Daemon:
 
     async def start(self) -> None:
         self.runtime = await self._stack.enter_async_context(
-            opened(self._database, *self._core.models, tools=self._core.tools.values())
+            opened(
+                self._database,
+                *self._core.models,
+                tools=self._core.tools.values(),
+                permissions=self._core.permissions,
+            )
         )
         self.sockets = SocketServer(self.runtime, TOKEN)
         app = web.Application()
@@ -432,9 +437,14 @@ async def test_sessions_are_listed_forked_and_made(world: World) -> None:
     assert {info.session_id for info in await room.sessions()} == {S, fork.id, made.id}
     assert len(await room.sessions(limit=1)) == 1
     assert await room.approvals() == []
-    assert await room.outbox.list() == []
+    # Nobody was attached: what was said lies there for an operator to decide about.
+    await first(session, "delivery/status")
+    one = (await room.outbox.list(S, status=["unrouted"]))[-1]
+    assert [part.text for part in one.parts] in (["one"], ["two"])
+    again = await room.outbox.redeliver(one.delivery_id, by="me")
+    assert (again.delivery_id, again.decided_by) == (one.delivery_id, "me")
     with pytest.raises(PostroomError):
-        await room.outbox.abandon("dlv_nothing", by="me")
+        await room.outbox.resolve("dlv_nothing", "sent", by="me")
 
 
 @pytest.mark.contract("RUN-01")
@@ -513,7 +523,7 @@ async def puppets(
     world = worlds(request.param)
 
     async def make(model: PuppetModel, *tools: PlainTool) -> tuple[Room, Any]:
-        core = core_of(model, tools=tools)
+        core = core_of(model, tools=tools, permissions={"act": "ask"})
         if world.kind == "embedded":
             return await world.open(connect(core=core, database=world.database, drain=0)), None
         daemon = await world.serve(core)
@@ -679,8 +689,8 @@ async def test_a_run_and_its_events_survive_each_loss_of_the_socket(
         await bounded(following)
         await _eventually(lambda: "quickly" in delivered)
     log = await session.log()
-    assert seen == log
-    assert result.events == tuple(log[1:])
+    assert seen == log[: len(seen)]
+    assert result.events == tuple(seen[1:])
     assert queued(log) == ["mine", "quick"]
 
 
@@ -694,8 +704,9 @@ async def test_a_run_survives_the_restart_of_its_daemon(worlds: Callable[[str], 
     await bounded(daemon.stop())
     late = asyncio.ensure_future(session.prompt("while it is down"))
     await daemon.start()
-    (await bounded(model.asked())).say("whole")
+    asked = await bounded(model.asked())
     await bounded(late)
+    asked.say("whole")
     (await bounded(model.asked())).say("and that")
     result = await bounded(running)
     assert ends(result.events) == ["interrupted", "completed", "completed"]
@@ -777,7 +788,7 @@ async def test_wherever_the_link_is_cut_there_is_one_message_and_one_result(tmp_
                 assert result.events == tuple(seen)
                 log = await bounded(session.log())
                 assert queued(log) == ["mine"]
-                assert result.events == tuple(log[1:])
+                assert result.events == tuple(log[1 : result.last_seq])
             await bounded(asyncio.gather(*transport.serving))
 
 

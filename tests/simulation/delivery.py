@@ -118,9 +118,7 @@ _TRIED = ("queued", "sending", "unknown")
 
 def plain(delivery: Delivery) -> Delivery:
     """The delivery without what no decision of this world depends on; times as now or later."""
-    parts = tuple(
-        Part(p.status, p.attempts if p.status in _TRIED else 0) for p in delivery.parts
-    )
+    parts = tuple(Part(p.status, p.attempts if p.status in _TRIED else 0) for p in delivery.parts)
     doubt = any(p.status == "unknown" for p in parts)
     return _change(
         delivery,

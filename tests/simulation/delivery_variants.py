@@ -14,7 +14,7 @@ from postroom.domain import outbox as machine
 from postroom.domain.event import EndKind
 from postroom.domain.outbox import Delivery, Verdict
 from postroom.domain.turn import Command, TakeOver
-from tests.simulation.delivery import GONE, HELD, NOW, SEND, Config, Lane, LaneTx, Lost
+from tests.simulation.delivery import GONE, HELD, NOW, SEND, Config, Lane, LaneTx
 from tests.simulation.delivery_worlds import Setting
 from tests.simulation.driver import AGAIN, Driver
 from tests.simulation.sender import CALLS, Asker, Mind, Sender
@@ -284,7 +284,9 @@ VARIANTS: dict[str, Variant] = {
         _lane(1, lane=Twice, sender=StaleResult, attempts_max=3, lapse=1),
     ),
     "no_deadline": Variant(
-        "the call is begun however late it is", _TWICE, _lane(1, lane=Twice, sender=NoDeadline, lapse=1)
+        "the call is begun however late it is",
+        _TWICE,
+        _lane(1, lane=Twice, sender=NoDeadline, lapse=1),
     ),
     "no_settling": Variant(
         "absent counts while a call may be under way",

@@ -54,9 +54,7 @@ _SILENT = ("silence",)
 # In the default run: seconds together.
 SMALL: dict[str, Setting] = {
     "sends 2, a zombie": _lane(2, answers=_SILENT, attempts_max=1, lapse=1),
-    "sends 2+1, nobody to ask": _lane(
-        2, 1, answers=_SILENT, asks=False, attempts_max=1, crash=1
-    ),
+    "sends 2+1, nobody to ask": _lane(2, 1, answers=_SILENT, asks=False, attempts_max=1, crash=1),
     "sends 1+1, deferred, too old": _lane(1, 1, attempts_max=1, defer=1, expire=1),
     "sends 1+1, a lost answer": _lane(
         1, 1, answers=_SILENT, asks=False, attempts_max=1, lapse=1, lost=1

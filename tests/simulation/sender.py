@@ -61,7 +61,11 @@ OUTCOMES: dict[str, SendOutcome] = {
     "refused for now": Refused("busy", retryable=True),
     "uncertain": Uncertain("no answer"),
 }
-VERDICTS: dict[str, Verdict] = {"found": Found("ref"), "absent": Absent(), "cannot tell": CannotTell()}
+VERDICTS: dict[str, Verdict] = {
+    "found": Found("ref"),
+    "absent": Absent(),
+    "cannot tell": CannotTell(),
+}
 _CERTAIN = ("not started", "told to wait", "refused", "refused for now")
 
 
@@ -214,12 +218,13 @@ class Sender(_Task):
             label = "looks at the lane, and there is no route"
             yield from self.run(store, mind, label, "claim", False, False, spends="unroute")
 
-    def beginning(
-        self, store: Store, mind: Mind, name: str
-    ) -> Iterator[tuple[Move, Hashable]]:
+    def beginning(self, store: Store, mind: Mind, name: str) -> Iterator[tuple[Move, Hashable]]:
         if self.in_time(mind):
             if self.config.gap:
-                yield Move(f"sees that there is time to send {name}", store), mind._replace(phase=CHECKED)
+                yield (
+                    Move(f"sees that there is time to send {name}", store),
+                    mind._replace(phase=CHECKED),
+                )
             else:
                 yield self.call(store, mind, f"calls the platform for {name}, in time")
             if self.config.faults.get("defer"):
@@ -240,7 +245,12 @@ class Sender(_Task):
 
     def answers(self, store: Store, mind: Mind, name: str) -> Iterator[tuple[Move, Hashable]]:
         def answer(
-            label: str, told: str, spends: str = ITSELF, *, arrives: bool = False, astray: bool = False
+            label: str,
+            told: str,
+            spends: str = ITSELF,
+            *,
+            arrives: bool = False,
+            astray: bool = False,
         ) -> tuple[Move, Hashable]:
             tx = LaneTx(self.lane, store)
             tx.answer(mind.d, mind.p, arrives=arrives, astray=astray)

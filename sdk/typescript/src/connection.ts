@@ -235,7 +235,6 @@ export class Connection {
         wire.forget("session/unsubscribe", { subscription: 0 }); // there is none of that number
       }
     }, silentMs);
-    timer.unref();
     wire.signal.addEventListener("abort", () => clearInterval(timer), { once: true });
   }
 

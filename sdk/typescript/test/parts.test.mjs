@@ -247,26 +247,28 @@ test("who reads slowly misses nothing, and little is held for them", async () =>
   await connection.close();
 });
 
-test("a wire that fell silent is given up, and one that answers is not", async () => {
+test("a wire that fell silent is given up, and one that answers is not", async (t) => {
+  t.mock.timers.enable({ apis: ["setInterval"] });
   const weather = new Weather();
   let opened = 0;
+  let silent = false;
   const open = async (receiver) => {
     const wire = await weather.open(receiver);
-    const silent = ++opened === 2;
-    const send = (frame) => (silent && !frame.includes("initialize") ? undefined : wire.send(frame));
-    return { ...wire, send };
+    opened++;
+    silent = false;
+    return { ...wire, send: (frame) => silent || wire.send(frame) };
   };
-  const { connection, session } = connected(weather, { open, silentMs: 20 });
+  const { connection, session } = connected(weather, { open, silentMs: 1_000 });
+  const heard = session.events(0);
   weather.append();
-  await connection.live();
-  weather.cut();
-  for await (const one of session.events(0)) {
-    assert.equal(one.seq, 1);
-    break;
-  }
-  assert.equal(opened, 3);
-  for (let count = 0; count < 4; count++) await new Promise((resolve) => setTimeout(resolve, 20));
-  assert.equal(opened, 3);
+  assert.equal((await heard.next()).value.seq, 1);
+  t.mock.timers.tick(5_000);
+  assert.equal(opened, 1);
+  silent = true;
+  weather.log.push(event(2, "agent/idle"));
+  t.mock.timers.tick(2_000);
+  assert.equal((await heard.next()).value.seq, 2);
+  assert.equal(opened, 2);
   await connection.close();
 });
 

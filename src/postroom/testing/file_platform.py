@@ -55,6 +55,7 @@ class FilePlatform(Platform):
     def _held(self) -> Generator[None]:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
             self._catch_up()
             self._arrivals()
             yield

@@ -11,12 +11,10 @@ file, so that it outlives the processes that use it and can kill them (`die_at`)
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
-from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import assert_never
 
 import msgspec
@@ -41,7 +39,6 @@ from postroom.testing.platform_facts import (
     AskToWait,
     Behaviour,
     Call,
-    Fact,
     Hang,
     Late,
     Lose,
@@ -56,6 +53,7 @@ from postroom.testing.platform_facts import (
     Update,
     Verb,
 )
+from postroom.testing.platform_record import Record
 
 OWN_ID = "postroom"
 _LOST = "the connection broke before an answer"
@@ -83,7 +81,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     deletes: str | None = None
 
 
-class Platform:
+class Platform(Record):
     """See the module.
 
     ``echoes``: what it takes comes back to the channel as an event of the channel's own. ``pulls``:
@@ -95,8 +93,6 @@ class Platform:
     acknowledged), each before anybody hears of it.
     """
 
-    _poll_s: float | None = None
-
     def __init__(
         self,
         profile: Profile | None = None,
@@ -105,27 +101,9 @@ class Platform:
         echoes: bool = False,
         pulls: bool = False,
     ) -> None:
-        self.profile = profile or Profile()
-        self.echoes = echoes
-        self.pulls = pulls
+        super().__init__(profile or Profile(), echoes=echoes, pulls=pulls)
         self.on_moment: Callable[[Verb, int, Moment], None] | None = None
         self._clock: Clock = clock or SystemClock()
-        self._messages: list[Message] = []
-        self._calls: dict[tuple[Verb, int], Call] = {}
-        self._counts: Counter[Verb] = Counter()
-        self._queued: dict[tuple[Verb, str | None], deque[Behaviour]] = {}
-        self._standing: dict[tuple[Verb, str | None], Behaviour] = {}
-        self._deadly: set[tuple[Verb, int, Moment]] = set()
-        self._under_way: list[facts.UnderWay] = []
-        self._releases = 0
-        self._updates: list[Update] = []
-        self._labels = 0
-        self._acks: list[Ack] = []
-        self._acked: set[int] = set()
-        self._epoch = 0
-        self._resumed: list[str | None] = []
-        self._typed: list[Typed] = []
-        self._waiters: list[asyncio.Future[None]] = []
 
     # ---- the script ----
 
@@ -270,18 +248,6 @@ class Platform:
         with self._held():
             return list(self._resumed)
 
-    async def until(self, true: Callable[[], bool]) -> None:
-        """Returns once something is true of the platform. It looks again when a fact was written."""
-        while not true():
-            # Nothing awaits between looking and waiting, so no news of this process is missed.
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await asyncio.wait([waiter], timeout=self._poll_s)
-            finally:
-                self._waiters.remove(waiter)
-                waiter.cancel()
-
     # ---- the channel's side ----
 
     async def post(self, message: Message, *, verb: Verb = "send") -> Reply:
@@ -393,10 +359,6 @@ class Platform:
         here, anywhere = self._standing.get((verb, conversation)), self._standing.get((verb, None))
         return here or anywhere or Accept()
 
-    def _queue_for(self, verb: Verb, conversation: str) -> deque[Behaviour] | None:
-        """The queue that the next such call takes from; None: nothing is queued for it."""
-        return self._queued.get((verb, conversation)) or self._queued.get((verb, None)) or None
-
     async def _treat(self, call: Call, message: Message) -> Reply:
         behaviour = call.behaviour
         too_long = text_length(message.text, self.profile.unit) > self.profile.text_max
@@ -479,7 +441,7 @@ class Platform:
     def _known(self, key: str, now: int) -> str | None:
         """The message that a repeat of this key is taken for."""
         window_ms = self.profile.repeat_window_ms
-        for message in reversed(self._messages):
+        for message in reversed(self._messages) if window_ms else ():
             if message.key == key and now - message.at < window_ms:
                 return message.reference
         return None
@@ -531,7 +493,7 @@ class Platform:
     def _push(self, body: str, label: str | None = None, *, beside: bool = False) -> str:
         update = Update(
             position=len(self._updates) + 1,
-            label=label or f"u{self._labels + 1}",
+            label=label or f"u{len(self._labels) + 1}",
             body=body,
             beside=beside,
         )
@@ -552,86 +514,9 @@ class Platform:
                     return update
         raise LookupError(f"there is no event {event}")
 
-    # ---- facts ----
-
-    @contextlib.contextmanager
-    def _held(self) -> Generator[None]:
-        """While it is held nobody else writes, and all that was written is known. Not to be nested."""
-        self._arrivals()
-        yield
-
     def _arrivals(self) -> None:
         now = self._clock.now_ms()
         self._let_in(lambda each: each.due is not None and each.due <= now)
-
-    def _note(self, fact: Fact) -> None:
-        with self._held():
-            self._tell(fact)
-
-    def _tell(self, fact: Fact) -> None:
-        """Writes a fact down; it is held."""
-        self._fold(fact)
-        self._wake()
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _fold(self, fact: Fact) -> None:
-        match fact:
-            case facts.Founded(profile, echoes, pulls):
-                self.profile, self.echoes, self.pulls = profile, echoes, pulls
-            case facts.Scripted(verb, behaviours, conversation, standing):
-                if standing:
-                    self._standing[verb, conversation] = behaviours[-1]
-                else:
-                    queue = self._queued.setdefault((verb, conversation), deque())
-                    queue.extend(behaviours)
-            case facts.Deadly(verb, number, moment):
-                self._deadly.add((verb, number, moment))
-            case facts.Began(call):
-                self._counts[call.verb] = call.number
-                self._calls[call.verb, call.number] = call
-                queue = self._queue_for(call.verb, call.conversation)
-                if queue is not None:
-                    queue.popleft()
-            case facts.Ended(verb, number, answer, at):
-                self._calls[verb, number] = msgspec.structs.replace(
-                    self._calls[verb, number], answer=answer, ended_at=at
-                )
-            case facts.Taken(message):
-                self._messages.append(message)
-            case facts.UnderWay():
-                self._under_way.append(fact)
-            case facts.Arrived(key):
-                self._under_way.remove(next(u for u in self._under_way if u.message.key == key))
-            case facts.Released():
-                self._releases += 1
-            case facts.Came(update):
-                self._updates.append(update)
-                self._labels += all(u.label != update.label for u in self._updates[:-1])
-            case facts.Reordered(places):
-                moved = dict(places)
-                self._updates = sorted(
-                    (
-                        msgspec.structs.replace(u, position=moved.get(u.position, u.position))
-                        for u in self._updates
-                    ),
-                    key=lambda update: update.position,
-                )
-            case facts.Acknowledged(ack):
-                self._acks.append(ack)
-                self._acked.add(ack.position)
-            case facts.Forgot():
-                self._acked.clear()
-                self._epoch += 1
-            case facts.Resumed(cursor):
-                self._resumed.append(cursor)
-            case Typed():
-                self._typed.append(fact)
-            case _:
-                assert_never(fact)
 
 
 def text_length(text: str, unit: Unit) -> int:
