@@ -437,14 +437,24 @@ async def test_sessions_are_listed_forked_and_made(world: World) -> None:
     assert {info.session_id for info in await room.sessions()} == {S, fork.id, made.id}
     assert len(await room.sessions(limit=1)) == 1
     assert await room.approvals() == []
-    # Nobody was attached: what was said lies there for an operator to decide about.
-    await first(session, "delivery/status")
-    one = (await room.outbox.list(S, status=["unrouted"]))[-1]
-    assert [part.text for part in one.parts] in (["one"], ["two"])
-    again = await room.outbox.redeliver(one.delivery_id, by="me")
-    assert (again.delivery_id, again.decided_by) == (one.delivery_id, "me")
     with pytest.raises(PostroomError):
         await room.outbox.resolve("dlv_nothing", "sent", by="me")
+
+
+async def test_what_reached_nobody_is_sent_again_once_somebody_is_there(world: World) -> None:
+    room = await world.room()
+    session = await room.session(S)
+    await bounded(session.run("one"))
+    (lost,) = await room.outbox.list(S, status=["unrouted"])
+    assert [part.text for part in lost.parts] == ["one"]
+    with pytest.raises(InputError):
+        await room.outbox.redeliver(lost.delivery_id, by="me")
+    parts: list[said.DeliveryNote] = []
+    async with session.bind(on_delivery=parts.append):
+        again = await room.outbox.redeliver(lost.delivery_id, by="me")
+        assert again.delivery_id == lost.delivery_id
+        await _eventually(lambda: bool(parts))
+    assert [part.text for part in parts] == ["one"]
 
 
 @pytest.mark.contract("RUN-01")
@@ -543,7 +553,7 @@ async def test_a_tool_s_call_is_approved_by_the_client_that_is_the_route(
         ran.append("ran")
         return "done"
 
-    room, _ = await puppets(model, PlainTool("act", act, effects="external"))
+    room, _ = await puppets(model, PlainTool("act", act, effects="outside"))
     session = await room.session(S)
     asked: list[said.ApprovalRequest] = []
 
@@ -565,7 +575,7 @@ async def test_a_tool_s_call_is_approved_by_the_client_that_is_the_route(
 async def test_more_questions_than_are_answered_at_once_are_all_answered(puppets: Any) -> None:
     """Those beyond are decided by their ids; nothing else on the connection waits for them."""
     count, model = 40, PuppetModel()
-    room, _ = await puppets(model, PlainTool("act", effects="external"))
+    room, _ = await puppets(model, PlainTool("act", effects="outside"))
     sessions = [await room.session(f"session_{n}") for n in range(count)]
     waiting = asyncio.Semaphore(0)
     go = asyncio.Event()

@@ -443,6 +443,9 @@ class LaneTx:
                     account = self._turned(d, p, old.status, new.status, account, proven, word)
             if word and new.status == "queued":
                 account = account._replace(waived=True)
+            if new.status == "unknown" and old.status == "sending":
+                fits = after.unknown_at is not None
+                self.expect(fits, "OUT-09 the lane does not wait for a verdict on what is in doubt")
             if new.status == "unknown" and after.unknown_at is None:
                 account = account._replace(waived=True)
             if new.status != "unknown":

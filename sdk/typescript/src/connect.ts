@@ -36,7 +36,7 @@ export interface DaemonOptions extends CommonOptions, SocketOptions {
  * `connect({ model, database })` starts a runtime of our own; `connect("ws://127.0.0.1:8321", { token })`
  * talks to a daemon.
  *
- * @throws ConfigError the options are wrong.
+ * @throws ConfigError the options are wrong, or the program cannot be started.
  * @throws NotAllowed the daemon refuses the token.
  * @throws Disconnected nobody answers, or the runtime did not start.
  */

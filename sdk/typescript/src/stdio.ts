@@ -95,7 +95,7 @@ class Runtime implements Transport {
       this.child.once("spawn", resolve);
       this.child.once("error", (cause) => {
         const hint = "install it, or set `command` or POSTROOM_COMMAND";
-        reject(new Disconnected(`${program} could not be started: ${cause.message}`, { hint, cause }));
+        reject(new ConfigError(`${program} could not be started: ${cause.message}`, { code: "config", hint, cause }));
       });
     });
   }

@@ -41,7 +41,7 @@ test("a wrong token is refused, and it is said so", async (t) => {
 
 test("two clients share a session: a second exclusive run is refused, a shared one is not", async (t) => {
   const house = new House(t);
-  await house.daemon(house.script({ text: "one", delay_ms: 500 }, { text: "two" }));
+  await house.daemon(house.script({ text: "one", delay_ms: 1_200 }, { text: "two" }));
   const [a, b] = [await house.client(), await house.client()];
   const [mine, theirs] = [await a.session("s"), await b.session("s")];
   const started = promised();

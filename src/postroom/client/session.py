@@ -178,7 +178,7 @@ class Session:
         (seconds; None: no limit). ``until`` ``quiescent``: also while children are pending.
         ``cancel_on_timeout`` takes the message out of the inbox, or else ends the open turn; what
         others have queued stays and runs. ``on_event`` is called with each event of the interval,
-        ``on_delta`` with live tokens; what they raise is logged.
+        ``on_delta`` with live tokens, which keep no step with the events; what they raise is logged.
 
         Raises, besides what `prompt` does:
             RunTimeout: the time is over; the agent goes on, unless ``cancel_on_timeout``. If the

@@ -120,7 +120,7 @@ class NotStarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class RetryAfter(msgspec.Struct, frozen=True, tag=True):
-    """The platform refused and said when to come back."""
+    """The platform refused and said when to come back. 0: at once, which is taken for no time said."""
 
     delay_ms: int
     reason: str = "the platform asks to wait"
@@ -187,7 +187,7 @@ def record(
         case Sent(reference, note):
             sent = _replace(part, status="sent", reference=reference, note=note)
             return _replace(_with(delivery, index, sent), deferrals=0)
-        case NotStarted(reason):
+        case NotStarted(reason) | RetryAfter(delay_ms=0, reason=reason):
             wait = _backoff(
                 delivery.deferrals, rules.retry_first_ms, rules.retry_longest_ms, jitter
             )

@@ -136,6 +136,7 @@ MIGRATIONS: list[list[str]] = [
         ) {without_rowid}""",
         "CREATE UNIQUE INDEX delivery_order ON delivery (sid, ord)",
         "CREATE INDEX delivery_lane ON delivery (sid, ord) WHERE blocks = 1",
+        "CREATE INDEX delivery_made ON delivery (created_at)",
         """CREATE INDEX delivery_open ON delivery (status, created_at)
             WHERE status <> 'sent'""",
         """CREATE TABLE part (
