@@ -393,9 +393,12 @@ async def test_told_to_wait_for_no_time_a_record_run_again_is_not_taken_for_a_se
     serves = serving(desk.store, token, claimed.fence.token)
     write = (outbox.record_outcome, claimed, RetryAfter(0), 0.0, token, serves)
     first, second = [await desk.store.write(*write) for _ in range(2)]
-    assert isinstance(first, Claimed)
-    assert isinstance(second, Claimed)
-    assert first.fence == second.fence != claimed.fence
+    # C-116: it is not called again at once, and the second run changes nothing.
+    assert isinstance(first, Wait)
+    assert isinstance(second, Wait)
+    assert first.until == second.until
+    assert first.until is not None
+    assert first.until >= first.now + RULES.retry_first_ms * 3 // 4
 
 
 @pytest.mark.contract("OUT-08")
