@@ -28,7 +28,7 @@ from postroom.ports.channel import Channel
 from postroom.ports.clock import Clock
 from postroom.ports.model import Model
 from postroom.ports.policy import Policy
-from postroom.ports.tool import Tool
+from postroom.ports.tool import Permission, Tool
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -52,7 +52,8 @@ class CoreFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``model`` and ``fallbacks`` are ``PROVIDER:NAME``: when a model's server fails for good the next
     one answers. Caps are in tokens (input and output together), and in US dollars where the price
-    of the model is known; None: no cap. A day is a day of UTC.
+    of the model is known; None: no cap. A day is a day of UTC. ``permissions`` says of tools, by
+    name, whether they are allowed, asked about or denied; of others their effects decide.
     """
 
     model: str | None = None
@@ -65,6 +66,7 @@ class CoreFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session_tokens_max: int | None = None
     day_tokens_max: int | None = None
     day_cost_max_usd: float | None = None
+    permissions: dict[str, Permission] = {}
     channels: dict[str, dict[str, Any]] = {}  # each is read by itself: `ChannelFile`
 
 
@@ -135,12 +137,13 @@ def _open(
     file, persona, revision = read_core(core_id, place)
     policy = _policy(core_id, file, place)
     refs = models_of(file, model, environ)
+    tools = _tools(core_id, file.tools)
     return Core(
         id=core_id,
         revision=revision,
         models=tuple(open_any(ref, environ) for ref in refs),
         persona=persona,
-        tools=_tools(core_id, file.tools),
+        tools=tools,
         params=Params(file.max_tokens, file.temperature, file.reasoning_effort),
         policy=policy,
         turn_steps_max=turn_steps_max or file.turn_steps_max,
@@ -150,7 +153,20 @@ def _open(
             day_cost_max_usd=file.day_cost_max_usd,
             prices=prices(refs),
         ),
+        permissions=_permissions(core_id, file, tools),
     )
+
+
+def _permissions(
+    core_id: str, file: CoreFile, tools: Mapping[str, Tool]
+) -> Mapping[str, Permission]:
+    for name in file.permissions:
+        if name not in tools:
+            raise ConfigError(
+                f"core {core_id}: permissions name {name!r}, and there is no such tool",
+                hint=f"known: {', '.join(tools)}",
+            )
+    return file.permissions
 
 
 def core_ids(place: Path) -> list[str]:

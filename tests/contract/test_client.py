@@ -183,7 +183,7 @@ async def first(session: Session, type_: str, after: int = 0) -> Event:
     """The first event of a type; waits for it."""
 
     async def find() -> Event:
-        async with contextlib.aclosing(session.events(after)) as events:  # type: ignore[type-var]
+        async with contextlib.aclosing(session.events(after)) as events:
             async for event in events:
                 if event.type == type_:
                     return event
@@ -302,7 +302,7 @@ async def test_a_slow_reader_costs_bounded_memory_and_misses_nothing(
     monkeypatch.setattr(follower, "HELD_EVENTS_MAX", 3)
     session = await (await world.room()).session(S)
     seen: list[Event] = []
-    async with contextlib.aclosing(session.events()) as events:  # type: ignore[type-var]
+    async with contextlib.aclosing(session.events()) as events:
         seen.append(await anext(events))
         for n in range(6):
             await bounded(session.run(f"{n}"))
@@ -310,6 +310,30 @@ async def test_a_slow_reader_costs_bounded_memory_and_misses_nothing(
         while len(seen) < len(log):
             seen.append(await bounded(anext(events)))
     assert seen == log
+
+
+@pytest.mark.contract("SDK-02")
+async def test_a_reader_that_lags_is_served_from_where_it_was(
+    worlds: Callable[[str], World],
+) -> None:
+    room = await worlds("embedded").room()
+    session = await room.session(S)
+    seen: list[Event] = []
+
+    async def follow() -> None:
+        async for event in session.events():
+            seen.append(event)
+
+    following = asyncio.ensure_future(follow())
+    for n in range(5):
+        await bounded(session.run(f"{n}"))
+        (connection, number) = next(iter(room._heard))  # pyright: ignore[reportPrivateUsage]
+        lagged = {"sessionId": S, "subscription": number, "fromSeq": seen[-1].seq + 1}
+        room.noted(connection, "session.lagged", json.dumps(lagged).encode())
+    log = await session.log()
+    await _eventually(lambda: len(seen) >= len(log))
+    assert seen == log
+    following.cancel()
 
 
 @pytest.mark.contract("RUN-09")

@@ -35,7 +35,7 @@ def npm(*words: str, within_s: float, **environ: str) -> str:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.contract("SDK-01", "SDK-02", "SDK-03", "SDK-04", "RUN-07", "RUN-08", "RUN-09")
+@pytest.mark.contract("SDK-01", "SDK-02", "SDK-03", "SDK-04")
 def test_the_typescript_sdk_installs_builds_and_passes_its_tests() -> None:
     command = Path(sys.executable).parent / "postroom"
     assert command.exists()

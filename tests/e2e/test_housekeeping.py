@@ -78,6 +78,29 @@ def test_init_by_flags_makes_a_core_that_works(postroom: Command) -> None:
     assert "exists already" in postroom("init", "--model", "scripted:echo", code=2).stderr
 
 
+@pytest.mark.contract("SEC-06")
+def test_a_core_says_which_tools_may_run_and_a_name_that_is_no_tool_is_an_error(
+    postroom: Command,
+) -> None:
+    script = postroom.folder / "calls.json"
+    script.write_text(
+        '{"replies": [{"tool_calls": [{"name": "bash", "arguments": {"command": "touch made"}}]}],'
+        ' "then": "echo"}'
+    )
+    folder = postroom.home / "cores" / "default"
+    folder.mkdir(parents=True)
+    core = folder / "core.toml"
+    core.write_text(f'model = "scripted:{script}"\npermissions.bash = "deny"\n')
+    said = postroom("run", "-o", "stream-json", "go").stdout
+    assert "policy denies this tool" in said
+    core.write_text(f'model = "scripted:{script}"\npermissions.bash = "ask"\n')
+    assert "nobody is attached" in postroom("run", "-o", "stream-json", "go").stdout
+    core.write_text(f'model = "scripted:{script}"\npermissions.bsh = "ask"\n')
+    assert "bsh" in postroom("run", "go", code=2).stderr
+    core.write_text(f'model = "scripted:{script}"\npermissions.bash = "maybe"\n')
+    assert "permissions" in postroom("run", "go", code=2).stderr
+
+
 def test_init_without_a_key_says_which_variable_is_missing_and_makes_nothing(
     postroom: Command,
 ) -> None:
@@ -248,11 +271,15 @@ def test_a_restored_backup_sends_nothing_again_and_keeps_newer_cursors(postroom:
     database.execute(
         "INSERT INTO cursor VALUES ('bot', 'offset', '5', 100), ('bot', 'old', '9', 900)"
     )
-    database.execute("INSERT INTO dedupe VALUES ('bot', 'update-4', 100, 'queued', 'r', NULL, NULL)")
+    database.execute(
+        "INSERT INTO dedupe VALUES ('bot', 'update-4', 100, 'queued', 'r', NULL, NULL)"
+    )
     copy = postroom.folder / "copy"
     postroom("db", "backup", str(copy))
     database.execute("UPDATE cursor SET value = '8', updated_at = 200 WHERE name = 'offset'")
-    database.execute("INSERT INTO dedupe VALUES ('bot', 'update-7', 200, 'queued', 'r', NULL, NULL)")
+    database.execute(
+        "INSERT INTO dedupe VALUES ('bot', 'update-7', 200, 'queued', 'r', NULL, NULL)"
+    )
     database.close()
     said = postroom("db", "restore", "--yes", str(copy)).stdout
     assert "3 deliveries were not finished" in said

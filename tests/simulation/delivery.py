@@ -453,6 +453,9 @@ class LaneTx:
             if new.status == "sent":
                 account = account._replace(waived=False)
             self.set_account(d, p, account)
+            if new.status == "failed" != old.status:
+                waits = any(q.status == "queued" for q in after.parts[p:])
+                self.expect(not waits, "OUT-05 a part waits to be sent behind one that failed")
         self.letters[d] = self.letters[d]._replace(delivery=after)
         doubt = after.status == "unknown" and not after.handed_over
         if not doubt:

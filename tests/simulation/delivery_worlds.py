@@ -64,8 +64,9 @@ SMALL: dict[str, Setting] = {
     "sends 2, an operator": _lane(
         2, answers=_SILENT, asks=False, attempts_max=1, operator=WORDS, crash=1, decide=1
     ),
-    "sends 1+1, no route, an operator": _lane(
-        1, 1, answers=("refuse",), operator=WORDS, attempts_max=1, unroute=1, decide=2
+    "sends 2, too old": _lane(2, attempts_max=1, expire=1),
+    "sends 2+1, no route, an operator": _lane(
+        2, 1, answers=("refuse",), operator=WORDS, attempts_max=1, unroute=1, decide=2
     ),
     "sends 1, keys repeated": _lane(1, repeats=True, gap=True, crash=1, lapse=1),
     "sends 1, keys forgotten": _lane(1, repeats=True, crash=1, window=2),
@@ -83,7 +84,7 @@ BASE: dict[str, Setting] = SMALL | {
     "sends 2, two zombies": _lane(2, answers=_SILENT, attempts_max=1, lapse=2, lost=1),
     "sends 2, every answer": _lane(2, crash=1),
     "sends 2+1, crash": _lane(2, 1, answers=_SILENT, attempts_max=1, crash=1),
-    "sends 1+2, no answers lost": _lane(1, 2, answers=("refuse", "again"), crash=1, lapse=1),
+    "sends 1+2, refusals": _lane(1, 2, answers=("refuse",), attempts_max=1, lapse=1),
     "sends 2, asked, an operator": _lane(
         2, answers=_SILENT, attempts_max=1, operator=WORDS, decide=1
     ),

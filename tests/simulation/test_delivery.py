@@ -128,8 +128,8 @@ def test_the_small_worlds_of_deliveries_together_have_every_fault_and_every_answ
 def test_the_command_tells_the_counter_example_of_a_sending_variant(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["no_settling", "sends 1+1, no route, an operator"]) == 0
+    assert main(["no_settling", "sends 2+1, no route, an operator"]) == 0
     told = capsys.readouterr().out
     assert "caught: no_settling" in told
     assert "a call for d0.0 that nobody waits for arrives" in told
-    assert "holds: sends 1+1, no route, an operator" in told
+    assert "holds: sends 2+1, no route, an operator" in told

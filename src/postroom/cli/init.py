@@ -53,6 +53,7 @@ def init_command(
         '# fallbacks = ["PROVIDER:NAME"]   # asked when the model\'s server fails\n'
         "# session_tokens_max = 1_000_000  # stop a session there, with a notice\n"
         "# day_cost_max_usd = 5.0          # where the model's price is known\n"
+        '# permissions.bash = "ask"        # or "allow", "deny"; for a tool with effects\n'
     )
     words = folder / "PERSONA.md"
     if not words.exists():

@@ -28,9 +28,16 @@ class Deltas:
             streams = self._room.streams
             stream = streams.setdefault(self._session_id, Stream(self._session_id))
             stream.listeners.append(self._listener)
-            await self._room.over(stream.restore, again=True)
+            try:
+                await self._room.over(stream.restore, again=True)
+            except BaseException:
+                self._leave()
+                raise
 
     async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
         stream = self._room.streams.get(self._session_id)
         if self._listener is None or stream is None:
             return

@@ -65,6 +65,7 @@ class Room:
         self._ending: asyncio.Task[None] | None = None
         self._heard: dict[tuple[Connection, int], Follower] = {}
         self._leaving: set[tuple[Connection, int]] = set()
+        self._closing: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._answering = 0
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -270,9 +271,14 @@ class Room:
                 del self._heard[key]
                 follower.lost(connection)
         if not self.closed:
-            self.spawn(connection.aclose())
+            self._closing.add(connection)
+            self.spawn(self._see_off(connection))
             if self.survives and (self.bindings or self.streams):
                 self.spawn(self._restore())
+
+    async def _see_off(self, connection: Connection) -> None:
+        await connection.aclose()
+        self._closing.discard(connection)
 
     async def _restore(self) -> None:
         with contextlib.suppress(PostroomError):
@@ -340,9 +346,10 @@ class Room:
             self._opening.cancel()
             await asyncio.wait({self._opening})
         connection, self._connection = self._connection, None
+        if connection is not None:
+            self._closing.add(connection)
         try:
-            if connection is not None:
-                await connection.aclose()
+            await asyncio.gather(*(one.aclose() for one in self._closing))
         finally:
             tasks = set(self._tasks)
             for task in tasks:

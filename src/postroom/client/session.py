@@ -8,7 +8,7 @@ from the events, by the same `fold_run` as everywhere else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
@@ -131,7 +131,7 @@ class Session:
 
     # ---- output ----
 
-    async def events(self, after: int = 0) -> AsyncIterator[Event]:
+    async def events(self, after: int = 0) -> AsyncGenerator[Event]:
         """Committed events from a seq on, first from the log, then live; until the room is closed.
 
         Over a socket it goes on across reconnects; no event is missing, none comes twice.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -235,7 +236,8 @@ class SyncSession:
             while (event := self._call(following())) is not None:
                 yield event
         finally:
-            self._call(events.aclose())  # type: ignore[attr-defined]
+            with contextlib.suppress(Disconnected):  # closed meanwhile: it has ended with the room
+                self._call(_ended(events))
 
     def log(self, after: int = 0) -> list[Event]:
         return self._call(self._session.log(after))
@@ -279,3 +281,7 @@ class SyncSession:
 
     def fold(self, message_id: str, *, until: Until = "idle") -> RunResult:
         return self._call(self._session.fold(message_id, until=until))
+
+
+async def _ended(events: AsyncGenerator[Event]) -> None:
+    await events.aclose()
