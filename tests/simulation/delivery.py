@@ -335,6 +335,8 @@ def _unsound(letter: Letter) -> Iterator[str]:
         yield "OUT-12 what is being sent and who has claimed it differ"
     if delivery.unknown_at is not None and not any(p.status == "unknown" for p in delivery.parts):
         yield "OUT-09 the lane waits for a verdict on nothing"
+    if delivery.handed_over and not any(p.status == "unknown" for p in delivery.parts):
+        yield "OUT-12 the operator is handed a delivery with nothing to settle"
     if doubt != (letter.ask != NONE):
         yield "OUT-14 nobody asks about a doubt"
 

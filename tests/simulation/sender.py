@@ -66,6 +66,7 @@ VERDICTS: dict[str, Verdict] = {
     "absent": Absent(),
     "cannot tell": CannotTell(),
 }
+_UNBEGUN = ("not started", "told to wait")
 _CERTAIN = ("not started", "told to wait", "refused", "refused for now")
 
 
@@ -149,7 +150,7 @@ class _Task:
         tx = LaneTx(self.lane, store)
         after: Mind | None = getattr(self, script)(tx, mind, *args)
         move = tx.move(label, spends=spends)
-        nothing = move.store == store and move.touch is None
+        nothing = move.store == store and move.touch is None and not move.broken
         if nothing and after is None and mind.phase in ("", ABANDONED):
             return
         yield move, self._held(move, after)
@@ -295,6 +296,9 @@ class Sender(_Task):
         proven = mind.told in _CERTAIN and mind.fence == HELD
         outcome = OUTCOMES[mind.told]
         recorded = machine.record(tx.delivery(d), outcome, NOW, self.lane.rules)
+        if mind.told in _UNBEGUN:
+            spared = recorded.parts[p].attempts < tx.delivery(d).parts[p].attempts
+            tx.expect(spared, "OUT-06 an attempt is charged for what was not begun")
         if recorded.parts[p].status == "sent" and recorded.next_part is not None:
             following = self.lane.claim_part(recorded)
             if following is not None and tx.state(SEND, d) == LIVE:
@@ -328,6 +332,8 @@ class Sender(_Task):
                 if not over:
                     return None
                 tx.write(d, machine.stop_waiting(delivery))
+                goes_on = tx.delivery(d).unknown_at is None
+                tx.expect(goes_on, "OUT-09 the lane waits longer than its bound")
                 tx.ready_again(d)
                 over = False
                 continue
