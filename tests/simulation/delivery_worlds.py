@@ -65,6 +65,7 @@ SMALL: dict[str, Setting] = {
         2, answers=_SILENT, asks=False, attempts_max=1, operator=WORDS, crash=1, decide=1
     ),
     "sends 2, too old": _lane(2, attempts_max=1, expire=1),
+    "sends 2, the route goes": _lane(2, attempts_max=1, unroute=1),
     "sends 2+1, no route, an operator": _lane(
         2, 1, answers=("refuse",), operator=WORDS, attempts_max=1, unroute=1, decide=2
     ),

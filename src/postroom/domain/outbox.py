@@ -29,6 +29,7 @@ PartStatus: TypeAlias = Literal["queued", "sending", "sent", "unknown", "failed"
 DeliveryStatus: TypeAlias = Literal["queued", "sending", "sent", "unknown", "failed", "unrouted"]
 
 LOST = "the sender was lost"
+_NO_ROUTE = "there was no route"
 _WORST: tuple[DeliveryStatus, ...] = ("unknown", "failed", "sending", "queued", "sent")
 _replace = msgspec.structs.replace
 
@@ -192,16 +193,16 @@ def record(
                 delivery.deferrals, rules.retry_first_ms, rules.retry_longest_ms, jitter
             )
             deferred = _replace(delivery, deferrals=delivery.deferrals + 1, due=now + wait)
-            return _with(deferred, index, _uncharged(part, reason))
+            return _again(deferred, index, _uncharged(part, reason))
         case RetryAfter(delay_ms, reason):
             waiting = _replace(delivery, due=now + delay_ms)
-            return _with(waiting, index, _uncharged(part, reason))
+            return _again(waiting, index, _uncharged(part, reason))
         case Refused(reason, retryable):
             if not retryable or part.attempts >= rules.attempts_max:
                 return _fail(delivery, index, reason)
             wait = _backoff(part.attempts - 1, rules.retry_first_ms, rules.retry_longest_ms, jitter)
             again = _replace(part, status="queued", error=reason)
-            return _replace(_with(delivery, index, again), due=now + wait)
+            return _replace(_again(delivery, index, again), due=now + wait)
         case Uncertain(reason):
             return _doubt(delivery, index, reason, now)
 
@@ -250,10 +251,13 @@ def hand_over(delivery: Delivery) -> Delivery:
 
 
 def unroute(delivery: Delivery) -> Delivery:
-    """No route, and nothing that owns the session. A claimed part was not started."""
-    parts = tuple(
-        _uncharged(p, "there was no route") if p.status == "sending" else p for p in delivery.parts
-    )
+    """No route, and nothing that owns the session. A claimed part was not started.
+
+    Where a part is in doubt the delivery stays so, and what of it waited has failed.
+    """
+    parts = tuple(_uncharged(p, _NO_ROUTE) if p.status == "sending" else p for p in delivery.parts)
+    if any(p.status == "unknown" for p in parts):
+        return _give_up(_replace(delivery, parts=parts), _NO_ROUTE)
     return _replace(delivery, parts=parts, unrouted=True)
 
 
@@ -308,6 +312,13 @@ def sending_part(delivery: Delivery) -> int:
 def _with(delivery: Delivery, index: int, part: Part) -> Delivery:
     parts = (*delivery.parts[:index], part, *delivery.parts[index + 1 :])
     return _replace(delivery, parts=parts)
+
+
+def _again(delivery: Delivery, index: int, queued: Part) -> Delivery:
+    """One part is to be tried again, unless one before it has failed meanwhile."""
+    if any(p.status == "failed" for p in delivery.parts[:index]):
+        queued = _replace(queued, status="skipped")
+    return _with(delivery, index, queued)
 
 
 def _uncharged(part: Part, reason: str) -> Part:

@@ -484,6 +484,11 @@ def _ready_again(tx: Tx, row: DeliveryRow, delivery: Delivery) -> None:
     """What waited for a verdict, or for an operator, may be claimed once more."""
     if delivery.blocks and delivery.unknown_at is None:
         ready_work(tx, SEND, row.id)
+    elif not delivery.blocks:
+        tx.execute(
+            "DELETE FROM work WHERE kind = :kind AND key = :key AND status <> 'claimed'",
+            {"kind": SEND, "key": row.id},
+        )
 
 
 _TOLD = ("sent", "failed", "unknown", "unrouted")
@@ -917,8 +922,9 @@ def _decide(
         raise InputError(f"delivery {delivery_id} is {row.status}: it {otherwise}")
     after = change(session, as_machine(row, parts), tx.now())
     _write(session, row, parts, after, ref=ref, by=by)
-    _release(tx, row, after)
-    _ready_again(tx, row, after)
+    if not any(p.status == "sending" for p in after.parts):  # its sender keeps its claim
+        _release(tx, row, after)
+        _ready_again(tx, row, after)
     tx.wake(SEND, session.id)
     session.save()
     row, parts = _load(tx, delivery_id)
