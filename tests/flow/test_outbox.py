@@ -417,7 +417,12 @@ async def test_what_became_too_old_has_failed_and_what_is_behind_it_goes_on(data
     limits = Limits(lease_sqlite_ms=10**9, delivery_expiry_ms=60_000)
     async with working(database, post, clock=clock, limits=limits) as room:
         await owe(room.store, "old")
-        await settled(room, SESSION, "queued")
+
+        async def told_to_wait() -> bool:
+            (old,) = await deliveries(room, SESSION)
+            return bool(post.calls) and old.status == "queued"
+
+        await until(told_to_wait)
         await rests(clock)
         clock.advance(60_000)
         await settled(room, SESSION, "failed")
