@@ -149,7 +149,7 @@ def test_a_crash_at_any_third_commit_loses_nothing_and_repeats_nothing(
     """REC-01 in small; C-19, C-90, C-142, C-201 at each of these points."""
     sweep = Sweep(pair, tmp_path)
     commits = sweep.commits()
-    assert commits > 40
+    assert commits > 30  # scripts that meet in the queue share one
     kills = [[kill] for kill in _boundaries(commits) if kill.commit % 3 == 1]
     # Scripts that meet in the queue share a commit: a run may have a few less of them.
     assert sweep.all(kills) >= len(kills) - 4
