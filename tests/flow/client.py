@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import itertools
@@ -35,7 +36,7 @@ class Failed(Exception):
         self.path: str | None = error["data"].get("path")
 
 
-class Client:
+class Client(abc.ABC):
     """``heard`` is every frame that came, in order. `Client.read` runs from the start, or when told."""
 
     def __init__(self) -> None:
@@ -45,14 +46,14 @@ class Client:
         self._ids = itertools.count(1)
         self._reading: asyncio.Task[None] | None = None
 
-    async def send(self, text: str | bytes) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def send(self, text: str | bytes) -> None: ...
 
-    async def receive(self) -> str | bytes | None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def receive(self) -> str | bytes | None: ...
 
-    async def hang_up(self) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def hang_up(self) -> None: ...
 
     def start(self) -> None:
         self._reading = asyncio.ensure_future(self._read())

@@ -7,6 +7,7 @@ committed one also has a twin whose answer is lost: the store has changed, and i
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ class Mind(NamedTuple):
     script: tuple[Hashable, ...] = ()
 
 
-class _Task:
+class _Task(abc.ABC):
     """What senders and askers have in common."""
 
     kind = SEND
@@ -98,8 +99,8 @@ class _Task:
         self.lane = lane
         self.config = lane.config
 
-    def moves(self, store: Store, memory: Hashable) -> Iterator[tuple[Move, Hashable]]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def moves(self, store: Store, memory: Hashable) -> Iterator[tuple[Move, Hashable]]: ...
 
     def touched(self, memory: Hashable, touch: Hashable) -> Hashable:
         lost = touch.more if isinstance(touch, Touch) else touch
