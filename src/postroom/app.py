@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from postroom import mint
 from postroom.config import Limits
@@ -20,10 +21,8 @@ from postroom.domain.message import Source
 from postroom.errors import PostroomError
 from postroom.flow.agent import Agent
 from postroom.flow.approvals import Approvals
-from postroom.flow.channels import Channels
 from postroom.flow.context import Contexts
 from postroom.flow.core import Core, CoreSource
-from postroom.flow.inbound import Connected, InteractionRuntime
 from postroom.flow.live import LiveHub
 from postroom.flow.outbox import DeliveryRuntime
 from postroom.flow.router import SessionInteractionRouter
@@ -33,11 +32,16 @@ from postroom.home import default_database, environment, home
 from postroom.ports.artifact import ArtifactStore
 from postroom.ports.channel import Channel, Unit
 from postroom.ports.clock import Clock, SystemClock
+from postroom.ports.policy import Policy
 from postroom.ports.store import Store
 from postroom.scripts.drive import Drive, Offer
 from postroom.scripts.session import create_session
 from postroom.tools.bounds import bound_output
 from postroom.tools.workspace import read_workspace_file
+
+if TYPE_CHECKING:
+    from postroom.flow.channels import Channels
+    from postroom.flow.inbound import Connected
 
 OPERATOR = "operator"
 DEFAULT_CORE = CoreId("default")
@@ -88,11 +92,18 @@ class Room:
         )
         self.supervisor = Supervisor(parts, only=only)
         self.outbox = DeliveryRuntime(store, self.router, cut=_cut, clock=clock, limits=limits)
-        self.inbound = InteractionRuntime(store, limits, connected or {})
-        self.channels = Channels(
-            channels or {}, self.inbound, store, clock, kept_ms=limits.dedupe_kept_ms
-        )
-        self._guards = connected is not None
+        self.channels: Channels | None = None
+        self._guard: Callable[[Policy | None], Policy] | None = None
+        if connected is not None:
+            # A room without channels, as a one-shot command's, starts sooner without these.
+            from postroom.flow.channels import Channels
+            from postroom.flow.inbound import InteractionRuntime
+
+            inbound = InteractionRuntime(store, limits, connected)
+            self._guard = inbound.guarded
+            self.channels = Channels(
+                channels or {}, inbound, store, clock, kept_ms=limits.dedupe_kept_ms
+            )
 
     def agent(
         self,
@@ -134,7 +145,8 @@ class Room:
         """Drives what there is to drive, delivers what waits, and opens the channels."""
         self.supervisor.start()
         self.outbox.start()
-        self.channels.start()
+        if self.channels is not None:
+            self.channels.start()
 
     def cores(self, core_id: CoreId) -> Core:
         """The core of this id as it is now; its models are closed with the room.
@@ -145,8 +157,8 @@ class Room:
         used = self._used.get(id(core))
         if used is None:
             guarded = core
-            if self._guards:
-                guarded = core.with_policy(self.inbound.guarded(core.policy))
+            if self._guard is not None:
+                guarded = core.with_policy(self._guard(core.policy))
             used = self._used[id(core)] = (core, guarded)
         return used[1]
 
@@ -164,13 +176,15 @@ class Room:
         await asyncio.shield(self._ending)
 
     async def _end(self, budget_ms: int) -> None:
-        await self.channels.stop_receiving()
+        if self.channels is not None:
+            await self.channels.stop_receiving()
         self.router.close()
         # At once, so that both end within the budget. What a turn that ends now owes stays queued.
         await asyncio.gather(self.supervisor.drain(budget_ms), self.outbox.drain(budget_ms))
         self._closing.set_result(None)
         try:
-            await self.channels.aclose()
+            if self.channels is not None:
+                await self.channels.aclose()
             for core, _ in self._used.values():
                 for model in core.models:
                     await model.aclose()

@@ -14,7 +14,7 @@ from postroom.domain.event import DeliveryQueued, ToolSpec
 from postroom.domain.ids import SessionId
 from postroom.errors import InputError, ToolFailure, UnknownSession
 from postroom.ports.channel import Profile
-from postroom.ports.output import Output
+from postroom.ports.output import MediaOptions, Output, TextOptions
 from postroom.ports.tool import ToolContext, ToolOutput
 from postroom.scripts.artifacts import artifacts_of
 from postroom.scripts.outbox import NotYours, list_deliveries
@@ -182,6 +182,8 @@ async def test_metadata_addresses_nothing_and_names_no_id(database: str) -> None
     addressing = {"session", "session_id", "route", "conversation", "channel", "delivery_id", "to"}
     for name in names - {"send_to"}:
         assert not addressing & set(inspect.signature(getattr(Output, name)).parameters)
+    assert not addressing & set(MediaOptions.__annotations__)
+    assert set(TextOptions.__annotations__) < set(MediaOptions.__annotations__)
 
 
 @pytest.mark.contract("OUT-16")

@@ -151,6 +151,7 @@ class _Daemon:
             sockets = SocketServer(
                 room, token, host=self._host, hosts=[n.strip() for n in names if n.strip()]
             )
+            assert room.channels is not None
             server = HttpServer(
                 Watched(room.store, room.channels, room.outbox, faults),
                 [*opened.routes, sockets.route()],

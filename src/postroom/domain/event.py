@@ -408,7 +408,8 @@ TYPES: dict[str, type[EventData]] = {
     )
 }
 
-_DECODERS = {name: msgspec.json.Decoder(cls) for name, cls in TYPES.items()}
+# Each is made with its first event: a program that starts needs few of them.
+_DECODERS: dict[str, msgspec.json.Decoder[EventData]] = {}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -421,7 +422,12 @@ def encode_data(data: EventData) -> str:
 
 def decode_data(type_: str, raw: str) -> EventData:
     decoder = _DECODERS.get(type_)
-    return decoder.decode(raw) if decoder is not None else UnknownData(type_, raw)
+    if decoder is None:
+        kind = TYPES.get(type_)
+        if kind is None:
+            return UnknownData(type_, raw)
+        decoder = _DECODERS[type_] = msgspec.json.Decoder(kind)
+    return decoder.decode(raw)
 
 
 class Event:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import PurePath
+from typing import Unpack
 
 import msgspec
 
 from postroom import mint
-from postroom.domain.event import HistoryPolicy
 from postroom.domain.ids import SessionId
 from postroom.domain.message import Audio, File, Image, MediaBlock, Video
 from postroom.domain.parcel import Kind, Parcel, Piece, checked
@@ -17,7 +17,7 @@ from postroom.domain.work import Fence
 from postroom.errors import InputError
 from postroom.flow.artifacts import SessionArtifacts, record_of
 from postroom.ports.artifact import hash_digits
-from postroom.ports.output import Media, Sent
+from postroom.ports.output import Media, MediaOptions, Sent, TextOptions
 from postroom.ports.store import Store
 from postroom.scripts.artifacts import ArtifactRecord
 from postroom.scripts.outbox import Handle, send
@@ -60,92 +60,20 @@ class TurnOutput:
         self._cwd = cwd
         self._source = source
 
-    async def send_text(
-        self,
-        text: str,
-        *,
-        history: HistoryPolicy = "persist",
-        history_text: str | None = None,
-        failure_history_text: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Sent:
-        parcel = Parcel(
-            id=mint.delivery_id(),
-            kind="text",
-            pieces=(Piece(text),),
-            policy=history,
-            history_text=history_text,
-            failure_history_text=failure_history_text,
-            source=self._source,
-            metadata=dict(metadata or {}),
-        )
-        return await self._send(parcel)
+    async def send_text(self, text: str, **options: Unpack[TextOptions]) -> Sent:
+        return await self._send(self._kept("text", text, options))
 
-    async def send_image(
-        self,
-        media: Media,
-        *,
-        caption: str = "",
-        history: HistoryPolicy = "persist",
-        history_text: str | None = None,
-        failure_history_text: str | None = None,
-        summary: str | None = None,
-        name: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Sent:
-        parcel = self._media(
-            "image", caption, history, history_text, failure_history_text, metadata
-        )
-        return await self._send_media(parcel, media, summary, name)
+    async def send_image(self, media: Media, **options: Unpack[MediaOptions]) -> Sent:
+        return await self._send_media("image", media, options)
 
-    async def send_audio(
-        self,
-        media: Media,
-        *,
-        caption: str = "",
-        history: HistoryPolicy = "persist",
-        history_text: str | None = None,
-        failure_history_text: str | None = None,
-        summary: str | None = None,
-        name: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Sent:
-        parcel = self._media(
-            "audio", caption, history, history_text, failure_history_text, metadata
-        )
-        return await self._send_media(parcel, media, summary, name)
+    async def send_audio(self, media: Media, **options: Unpack[MediaOptions]) -> Sent:
+        return await self._send_media("audio", media, options)
 
-    async def send_video(
-        self,
-        media: Media,
-        *,
-        caption: str = "",
-        history: HistoryPolicy = "persist",
-        history_text: str | None = None,
-        failure_history_text: str | None = None,
-        summary: str | None = None,
-        name: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Sent:
-        parcel = self._media(
-            "video", caption, history, history_text, failure_history_text, metadata
-        )
-        return await self._send_media(parcel, media, summary, name)
+    async def send_video(self, media: Media, **options: Unpack[MediaOptions]) -> Sent:
+        return await self._send_media("video", media, options)
 
-    async def send_file(
-        self,
-        media: Media,
-        *,
-        caption: str = "",
-        history: HistoryPolicy = "persist",
-        history_text: str | None = None,
-        failure_history_text: str | None = None,
-        summary: str | None = None,
-        name: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Sent:
-        parcel = self._media("file", caption, history, history_text, failure_history_text, metadata)
-        return await self._send_media(parcel, media, summary, name)
+    async def send_file(self, media: Media, **options: Unpack[MediaOptions]) -> Sent:
+        return await self._send_media("file", media, options)
 
     async def progress(self, text: str) -> Sent:
         return await self._send(self._fleeting("progress", text))
@@ -170,32 +98,23 @@ class TurnOutput:
             source=self._source,
         )
 
-    def _media(
-        self,
-        kind: Kind,
-        caption: str,
-        history: HistoryPolicy,
-        history_text: str | None,
-        failure_history_text: str | None,
-        metadata: Mapping[str, str] | None,
-    ) -> Parcel:
-        """A parcel still without its file, checked: what is wrong with it is said before any I/O."""
-        parcel = Parcel(
+    def _kept(self, kind: Kind, text: str, options: TextOptions) -> Parcel:
+        return Parcel(
             id=mint.delivery_id(),
             kind=kind,
-            pieces=(Piece(caption or " "),),
-            policy=history,
-            history_text=history_text,
-            failure_history_text=failure_history_text,
+            pieces=(Piece(text),),
+            policy=options.get("history", "persist"),
+            history_text=options.get("history_text"),
+            failure_history_text=options.get("failure_history_text"),
             source=self._source,
-            metadata=dict(metadata or {}),
+            metadata=dict(options.get("metadata") or {}),
         )
-        return msgspec.structs.replace(checked(parcel), pieces=(Piece(caption),))
 
-    async def _send_media(
-        self, parcel: Parcel, media: Media, summary: str | None, name: str | None
-    ) -> Sent:
-        record = await self._keep(media, summary, name)
+    async def _send_media(self, kind: Kind, media: Media, options: MediaOptions) -> Sent:
+        caption = options.get("caption", "")
+        # Still without its file: what is wrong with the rest is said before any I/O.
+        parcel = checked(self._kept(kind, caption or " ", options))
+        record = await self._keep(media, options.get("summary"), options.get("name"))
         family = _FAMILIES.get(parcel.kind)
         if family is not None and not record.media_type.startswith(family):
             raise InputError(
@@ -208,8 +127,7 @@ class TurnOutput:
             size=record.size,
             name=record.name,
         )
-        (piece,) = parcel.pieces
-        return await self._send(msgspec.structs.replace(parcel, pieces=(Piece(piece.text, block),)))
+        return await self._send(msgspec.structs.replace(parcel, pieces=(Piece(caption, block),)))
 
     async def _keep(self, media: Media, summary: str | None, name: str | None) -> ArtifactRecord:
         """The bytes, copied to the artifact store: what becomes of the file later changes nothing."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypedDict, Unpack
 
 import msgspec
 
@@ -38,81 +38,49 @@ class Sent(msgspec.Struct, frozen=True):
         return f"Queued as {self.delivery_id}. It is delivered from there: do not send it again."
 
 
+class TextOptions(TypedDict, total=False):
+    """``history`` is ``persist`` (the default: the model sees it from its next request on),
+    ``model_hidden`` (people and exports do), or ``transient`` (nobody does).
+
+    ``history_text`` is what the history keeps in place of what is sent, ``failure_history_text``
+    what takes its place should the delivery fail. ``metadata`` is kept with the event and addresses
+    nothing.
+    """
+
+    history: HistoryPolicy
+    history_text: str | None
+    failure_history_text: str | None
+    metadata: Mapping[str, str] | None
+
+
+class MediaOptions(TextOptions, total=False):
+    """``summary`` describes the artifact, ``name`` is its file name for people. What writes history
+    must bring its ``history_text``.
+    """
+
+    caption: str
+    summary: str | None
+    name: str | None
+
+
 class Output(Protocol):
     """What may be said in one call of a tool.
 
-    ``history`` is ``persist`` (the model sees it from its next request on), ``model_hidden`` (people
-    and exports do), or ``transient`` (nobody does). Media that write history bring ``history_text``;
-    ``summary`` describes the artifact. ``failure_history_text`` takes its place should the delivery
-    fail. ``metadata`` is kept with the event and addresses nothing.
-
     Raises (all):
-        InputError: what is sent is empty, or breaks the rules above; nothing was written.
+        InputError: what is sent is empty, or breaks the rules of its options; nothing was written.
         ToolFailure: the file is not there, or may not be read.
         StaleClaim: the turn is over.
     """
 
-    async def send_text(
-        self,
-        text: str,
-        *,
-        history: HistoryPolicy = "persist",
-        history_text: str | None = None,
-        failure_history_text: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Sent: ...
+    async def send_text(self, text: str, **options: Unpack[TextOptions]) -> Sent: ...
 
-    async def send_image(
-        self,
-        media: Media,
-        *,
-        caption: str = "",
-        history: HistoryPolicy = "persist",
-        history_text: str | None = None,
-        failure_history_text: str | None = None,
-        summary: str | None = None,
-        name: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Sent: ...
+    async def send_image(self, media: Media, **options: Unpack[MediaOptions]) -> Sent: ...
 
-    async def send_audio(
-        self,
-        media: Media,
-        *,
-        caption: str = "",
-        history: HistoryPolicy = "persist",
-        history_text: str | None = None,
-        failure_history_text: str | None = None,
-        summary: str | None = None,
-        name: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Sent: ...
+    async def send_audio(self, media: Media, **options: Unpack[MediaOptions]) -> Sent: ...
 
-    async def send_video(
-        self,
-        media: Media,
-        *,
-        caption: str = "",
-        history: HistoryPolicy = "persist",
-        history_text: str | None = None,
-        failure_history_text: str | None = None,
-        summary: str | None = None,
-        name: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Sent: ...
+    async def send_video(self, media: Media, **options: Unpack[MediaOptions]) -> Sent: ...
 
-    async def send_file(
-        self,
-        media: Media,
-        *,
-        caption: str = "",
-        history: HistoryPolicy = "persist",
-        history_text: str | None = None,
-        failure_history_text: str | None = None,
-        summary: str | None = None,
-        name: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Sent: ...
+    async def send_file(self, media: Media, **options: Unpack[MediaOptions]) -> Sent: ...
 
     async def progress(self, text: str) -> Sent:
         """A line on how far the work is, where the channel shows such; never history."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Unpack
 
 from postroom import mint
-from postroom.domain.event import HistoryPolicy
 from postroom.domain.ids import SessionId
-from postroom.ports.output import Media, Sent
+from postroom.ports.output import Media, MediaOptions, Sent, TextOptions
 
 
 class HeardOutput:
@@ -20,28 +19,20 @@ class HeardOutput:
         self.said.append((kind, text, media))
         return Sent(mint.delivery_id(), "queued")
 
-    async def send_text(
-        self,
-        text: str,
-        *,
-        history: HistoryPolicy = "persist",
-        history_text: str | None = None,
-        failure_history_text: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Sent:
+    async def send_text(self, text: str, **options: Unpack[TextOptions]) -> Sent:
         return self._hear("text", text)
 
-    async def send_image(self, media: Media, *, caption: str = "", **_: object) -> Sent:
-        return self._hear("image", caption, media)
+    async def send_image(self, media: Media, **options: Unpack[MediaOptions]) -> Sent:
+        return self._hear("image", options.get("caption", ""), media)
 
-    async def send_audio(self, media: Media, *, caption: str = "", **_: object) -> Sent:
-        return self._hear("audio", caption, media)
+    async def send_audio(self, media: Media, **options: Unpack[MediaOptions]) -> Sent:
+        return self._hear("audio", options.get("caption", ""), media)
 
-    async def send_video(self, media: Media, *, caption: str = "", **_: object) -> Sent:
-        return self._hear("video", caption, media)
+    async def send_video(self, media: Media, **options: Unpack[MediaOptions]) -> Sent:
+        return self._hear("video", options.get("caption", ""), media)
 
-    async def send_file(self, media: Media, *, caption: str = "", **_: object) -> Sent:
-        return self._hear("file", caption, media)
+    async def send_file(self, media: Media, **options: Unpack[MediaOptions]) -> Sent:
+        return self._hear("file", options.get("caption", ""), media)
 
     async def progress(self, text: str) -> Sent:
         return self._hear("progress", text)
