@@ -30,7 +30,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -58,6 +58,8 @@ from postroom.stores.sqlite import SqliteStore
 
 # The failures that are scripted are no news.
 logging.getLogger("postroom").setLevel(logging.ERROR)
+
+P = TypeVar("P")
 
 SESSION = SessionId("session_crash")
 LIFE_S = 60
@@ -380,10 +382,10 @@ def run(plan: Plan) -> int:
 # ---- many of them ----
 
 
-def nursery() -> None:
+def nursery(kind: type[P], run: Callable[[P], int]) -> None:
     """Plays each plan in a process of its own; answers with its exit status and what it said."""
     for line in sys.stdin.buffer:
-        plan = msgspec.json.decode(line, type=Plan)
+        plan = msgspec.json.decode(line, type=kind)
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
@@ -400,6 +402,6 @@ def nursery() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--nursery":
-        nursery()
+        nursery(Plan, run)
     else:
         sys.exit(run(msgspec.json.decode(sys.argv[1], type=Plan)))

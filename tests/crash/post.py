@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from postroom.flow.core import Core
 from postroom.flow.inbound import Access, Connected
 from postroom.ports.channel import Inbound, OutPart, Profile, Sender, Sink
 from postroom.ports.store import Tx
-from tests.crash.actor import Noting, Plan, Prompted, die, open_database, say
+from tests.crash.actor import Noting, Plan, Prompted, die, nursery, open_database, say
 
 LIFE_S = 60
 NAME = "loopback"
@@ -199,23 +198,5 @@ def run(plan: Post) -> int:
     return 0
 
 
-def nursery() -> None:
-    """As `tests.crash.actor.nursery`, with plans of ours."""
-    for line in sys.stdin.buffer:
-        plan = msgspec.json.decode(line, type=Post)
-        reader, writer = os.pipe()
-        child = os.fork()
-        if not child:
-            os.close(reader)
-            os.dup2(writer, 1)
-            os._exit(run(plan))
-        os.close(writer)
-        with os.fdopen(reader, "rb") as heard:
-            said = heard.read()
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        os.write(1, msgspec.json.encode({"code": code, "said": said.decode()}) + b"\n")
-
-
 if __name__ == "__main__":
-    nursery()
+    nursery(Post, run)
