@@ -106,7 +106,9 @@ class Subscription:
                 self._news.set()
 
     def _delta(self, live: Live) -> None:
-        if not self._up_to_date or self._wire.queued_bytes > DELTA_BYTES_HIGH:
+        # Where no event is wanted there is none that a token must not overtake.
+        in_step = self._up_to_date or self._types == frozenset()
+        if not in_step or self._wire.queued_bytes > DELTA_BYTES_HIGH:
             return
         delta = SessionDelta(
             live.session_id, live.turn, live.step, live.kind, live.text, live.name, live.call_id
