@@ -195,9 +195,9 @@ def read_core(core_id: str, place: Path) -> tuple[CoreFile, str, str]:
         persona = words.read_text().strip() if words.is_file() else PERSONA
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    try:
-        import tomllib  # a core without a file needs none of it
+    import tomllib  # a core without a file needs none of it
 
+    try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None

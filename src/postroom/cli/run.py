@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from postroom.cli.ending import Signals, to_the_end
 from postroom.cli.options import Database, complete_session, database_of
 from postroom.errors import RunOverlap, UsageError
 
@@ -37,7 +38,6 @@ EXIT_CODES: dict[str | None, int] = {
 }
 TIMEOUT = 124
 _TOOL_GRACE_S = 5.0
-_LAST_CHANCE_S = 0.5
 
 
 class RunOutput(StrEnum):
@@ -92,23 +92,9 @@ def run_command(
         max_steps=max_steps,
         database=database_of(db),
     )
-    code = asyncio.run(_to_the_end(one_shot))
+    code = asyncio.run(to_the_end(one_shot.main()))
     sys.stdout.flush()
     raise typer.Exit(code)
-
-
-async def _to_the_end(one_shot: _OneShot) -> int:
-    """Leaves also when a tool refuses to be stopped: the interpreter would wait for it for ever."""
-    code = await one_shot.main()
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if left and (await asyncio.wait(left, timeout=_LAST_CHANCE_S))[1]:
-        # Everything of ours is closed by now.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
 
 
 def _read_stdin() -> str:
@@ -145,8 +131,6 @@ class _OneShot:
         self._timeout_s = timeout_s
         self._max_steps = max_steps
         self._database = database
-        self._signal: signal.Signals | None = None
-        self._stop = asyncio.Event()
         self._owns = False
         self._shown = _Shown(output)
 
@@ -164,7 +148,7 @@ class _OneShot:
             model=self._model, environ=environment(), turn_steps_max=self._max_steps
         )
         cores(CoreId(self._core))  # a wrong model fails here, before anything is made
-        self._catch_signals()
+        self._signals = Signals()
         async with open_room(
             cores, database=self._database, only=name, drain_ms=int(_TOOL_GRACE_S * 1000)
         ) as room:
@@ -187,7 +171,7 @@ class _OneShot:
 
         message_id = mint.message_id()
         work = asyncio.ensure_future(self._own(room, agent, content, message_id, Collector))
-        stop = asyncio.ensure_future(self._stop.wait())
+        stop = asyncio.ensure_future(self._signals.stop.wait())
         done, _ = await asyncio.wait(
             {work, stop}, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
@@ -205,8 +189,8 @@ class _OneShot:
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await work
         self._shown.result(await agent.fold(message_id, until="quiescent"), partial=True)
-        if self._signal is not None:
-            return 128 + self._signal
+        if self._signals.number is not None:
+            return 128 + self._signals.number
         print(f"postroom: not done after {self._timeout_s:g} s", file=sys.stderr)
         return TIMEOUT
 
@@ -240,18 +224,6 @@ class _OneShot:
                     self._owns = False
                     continue
                 return await agent.result(receipt, collector, until="quiescent")
-
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def stop(number: signal.Signals) -> None:
-            if self._signal is not None:
-                os._exit(128 + number)  # asked twice: at once
-            self._signal = number
-            self._stop.set()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop, number)
 
 
 async def _turn_end(agent: Any, after: int) -> None:

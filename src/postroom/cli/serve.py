@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
+from postroom.cli.ending import Signals, to_the_end
 from postroom.cli.options import Database, database_of
 from postroom.errors import PostroomError
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from postroom.cores import OpenChannels
     from postroom.flow.core import CoreSource
-
-_LAST_CHANCE_S = 0.5
 
 
 def serve_command(
@@ -88,20 +86,9 @@ def serve_command(
         host=host,
     )
     try:
-        asyncio.run(_to_the_end(daemon))
+        asyncio.run(to_the_end(daemon.main()))
     finally:
         listening.close()
-
-
-async def _to_the_end(daemon: _Daemon) -> None:
-    """Leaves also when a tool refuses to be stopped: the interpreter would wait for it for ever."""
-    await daemon.main()
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if left and (await asyncio.wait(left, timeout=_LAST_CHANCE_S))[1]:
-        sys.stderr.flush()
-        os._exit(0)  # everything of ours is closed by now
 
 
 class _Daemon:
@@ -121,10 +108,8 @@ class _Daemon:
         self._database = database
         self._listening = listening
         self._host = host
-        self._stop = asyncio.Event()
-        self._signal: signal.Signals | None = None
 
-    async def main(self) -> None:
+    async def main(self) -> int:
         from postroom.app import artifacts_for, open_room
         from postroom.cores import builtin_cores, open_channels
         from postroom.home import environment
@@ -132,7 +117,7 @@ class _Daemon:
         from postroom.server.socket import SocketServer
         from postroom.server.token import VARIABLE, socket_token, token_file
 
-        self._catch_signals()
+        signals = Signals()
         environ = environment()
         token = socket_token(environ)
         cores = builtin_cores(model=self._model, environ=environ)
@@ -161,7 +146,7 @@ class _Daemon:
                 # A log is read by more than those who may act as the operator.
                 kept = VARIABLE if VARIABLE in environ else str(token_file(environ))
                 self._tell(opened, token if sys.stderr.isatty() else f"see {kept}")
-                await self._stop.wait()
+                await signals.stop.wait()
                 _say(f"draining for at most {(self._drain_ms or room.limits.drain_ms) / 1000:g} s")
                 server.drain()
                 await room.aclose(drain_ms=self._drain_ms)
@@ -169,6 +154,7 @@ class _Daemon:
                 await sockets.aclose()
                 await server.aclose()
         _say("drained")
+        return 0
 
     def _tell(self, opened: OpenChannels, token: str) -> None:
         host, port = self._listening.getsockname()[:2]
@@ -189,18 +175,6 @@ class _Daemon:
             _say("no core has a channel: [channels.NAME] in a core.toml makes one")
         _say(f"programs connect to ws://{host}:{port}/ws, token: {token}")
         _say(f"serving http://{host}:{port} from {database}")
-
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def stop(number: signal.Signals) -> None:
-            if self._signal is not None:
-                os._exit(128 + number)  # asked twice: at once
-            self._signal = number
-            self._stop.set()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop, number)
 
 
 def _try_cores(cores: CoreSource, opened: OpenChannels, only: list[str] | None) -> None:

@@ -33,14 +33,13 @@ from postroom.domain.outbox import (
     Verdict,
 )
 from postroom.errors import (
-    CommitUncertain,
     InputError,
-    NotCommitted,
     StoreClosed,
     StoreError,
     UnknownSession,
 )
 from postroom.flow.router import SessionInteractionRouter
+from postroom.flow.writing import AGAIN_MS, write_again
 from postroom.ports.channel import OutPart, Profile, Unit
 from postroom.ports.clock import Clock
 from postroom.ports.route import InteractionItem, InteractionOutbound
@@ -58,7 +57,6 @@ R = TypeVar("R")
 _LOOK_LIMIT = 500
 _LOOK_EVERY_S = 15.0
 _LOOK_AGAIN_S = 0.25
-_WRITE_AGAIN_MS = (100, 400, 1600, 6400)
 _RECORD_AGAIN_MS = 30_000
 _LAST_WRITES_S = 5.0
 _LANE_AGAIN_S = (0.1, 1.0, 5.0, 30.0)
@@ -258,7 +256,7 @@ class DeliveryRuntime:
         """Sends what may be sent now, one after the other; what there is to wait for then."""
         token, asked_at = mint.claim_token(), self._clock.monotonic_ms()
         found: Next = await self._write(
-            _WRITE_AGAIN_MS, scripts.claim_delivery, session_id, token, self._serves(token)
+            AGAIN_MS, scripts.claim_delivery, session_id, token, self._serves(token)
         )
         while isinstance(found, Claimed):
             self.counts.claimed += 1
@@ -267,7 +265,7 @@ class DeliveryRuntime:
             token, asked_at = mint.claim_token(), self._clock.monotonic_ms()
             # What a platform said is known to nobody else: it is not given up while it can be kept.
             found = await self._write(
-                itertools.chain(_WRITE_AGAIN_MS, itertools.repeat(_RECORD_AGAIN_MS)),
+                itertools.chain(AGAIN_MS, itertools.repeat(_RECORD_AGAIN_MS)),
                 scripts.record_outcome,
                 found,
                 outcome,
@@ -361,7 +359,7 @@ class DeliveryRuntime:
             while self._working:
                 token = mint.claim_token()
                 found = await self._write(
-                    _WRITE_AGAIN_MS,
+                    AGAIN_MS,
                     scripts.claim_question,
                     delivery_id,
                     token,
@@ -370,7 +368,7 @@ class DeliveryRuntime:
                 if isinstance(found, Question):
                     self.counts.asked += 1
                     found = await self._write(
-                        _WRITE_AGAIN_MS,
+                        AGAIN_MS,
                         scripts.record_verdict,
                         found,
                         await self._verdict(found),
@@ -460,20 +458,12 @@ class DeliveryRuntime:
         **kwargs: P.kwargs,
     ) -> R:
         """A write that is made again, after these pauses, while the store says it may be."""
-        for wait_ms in again_ms:
-            try:
-                return await self._store.write(script, *args, **kwargs)
-            except StoreClosed:
-                raise
-            except (NotCommitted, CommitUncertain) as error:
-                if self._over.is_set():
-                    raise
-                log.warning("not written, again in %d ms: %s", wait_ms, error)
-                await self._pause(wait_ms)
-        return await self._store.write(script, *args, **kwargs)
+        return await write_again(self._store, again_ms, self._pause, script, *args, **kwargs)
 
-    async def _pause(self, wait_ms: int) -> None:
-        """Sleeps, but not beyond the end of this process."""
+    async def _pause(self, wait_ms: int) -> bool:
+        """Sleeps, but not beyond the end of this process; False: that has come."""
+        if self._over.is_set():
+            return False
         sleep = self._loop.create_task(_sleep_ms(self._clock, wait_ms))
         over = self._loop.create_task(self._over.wait())
         try:
@@ -481,6 +471,7 @@ class DeliveryRuntime:
         finally:
             sleep.cancel()
             over.cancel()
+        return True
 
 
 async def _sleep_ms(clock: Clock, ms: int) -> None:

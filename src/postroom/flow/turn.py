@@ -54,7 +54,6 @@ from postroom.errors import (
     NotCommitted,
     PostroomError,
     StaleClaim,
-    StoreClosed,
     StoreError,
     ToolFailure,
 )
@@ -64,6 +63,7 @@ from postroom.flow.context import Contexts, load_media
 from postroom.flow.core import Core, CoreSource
 from postroom.flow.live import Live, LiveHub
 from postroom.flow.output import LoadFile, TurnOutput
+from postroom.flow.writing import AGAIN_MS, write_again
 from postroom.ports.artifact import ArtifactStore
 from postroom.ports.clock import Clock
 from postroom.ports.model import (
@@ -87,8 +87,6 @@ log = logging.getLogger("postroom.turn")
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_WRITE_AGAIN_MS = (100, 400, 1600, 6400)
 
 
 class Bound(Protocol):
@@ -793,15 +791,11 @@ class Driver:
         self, script: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """A script's answer. What the store could not write is tried again: all are idempotent."""
-        for wait_ms in _WRITE_AGAIN_MS:
-            try:
-                return await self._store.write(script, *args, **kwargs)
-            except StoreClosed:
-                raise
-            except (NotCommitted, CommitUncertain) as error:
-                log.warning("%s: %s; trying again", self._id, error)
-                await self._parts.clock.sleep_ms(wait_ms)
-        return await self._store.write(script, *args, **kwargs)
+        return await write_again(self._store, AGAIN_MS, self._pause, script, *args, **kwargs)
+
+    async def _pause(self, wait_ms: int) -> bool:
+        await self._parts.clock.sleep_ms(wait_ms)
+        return True
 
 
 class _Partial:
